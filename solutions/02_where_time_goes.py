@@ -1,24 +1,31 @@
 # %% [markdown]
 # # Exercises of lab 02: where the time goes
 #
-# Six functions, most of which predict what a step costs before it runs: what each layer computes and moves, the
-# time of a step, how many sequences are worth batching and how many fit, what a roofline plot says, what a
-# million tokens cost. The last one is a function to rewrite so that it compiles to a single graph.
+# Six functions that measure a model, or decide from what was measured: count what a layer computes and moves from
+# the operations that ran; predict a step and time it; find the knee and the wall by running batches; read measured
+# points off a roofline; price a workload from the log of a server. The last one is a function to rewrite so that it
+# compiles to a single graph, and the graphs are counted.
 #
-# Symbols: N tokens of a step, B sequences, S context, L layers, H_q and H_kv heads, D head size, d width, F
-# feed-forward width, V vocabulary, b bytes per element. Where a formula could be counted in two ways, the text
-# says which one is meant. Whole numbers are compared exactly, others to 1 part in 10⁹.
+# The checks bring their own clock, their own machine and their own log, and what comes back is compared with what
+# that clock showed: how fast your computer is does not matter. The cells between run on your computer.
+#
+# Symbols: B sequences, T new tokens, S keys, L layers, H_q and H_kv heads, D head size, d width, F feed-forward
+# width, V vocabulary, b bytes per element. Whole numbers are compared exactly, others to 1 part in 10⁹.
 
 # %% nbgrader={"grade": false, "solution": false, "grade_id": "setup"}
 import math
+import statistics
+import time
 
 import torch
+import torch.nn.functional as F
 
 from workbench import checks
 
 # %%
-from workbench.instruments.costs import decode_costs, predict, prefill_costs
+from workbench.instruments.costs import decode_costs, predict
 from workbench.instruments.device import PUBLISHED
+from workbench.labs.lab02_where_time_goes.calls import record_calls
 from workbench.models import public_shape
 
 h100 = PUBLISHED["h100-sxm"]
@@ -27,89 +34,97 @@ llama_3_8b, llama_2_7b = public_shape("llama-3-8b"), public_shape("llama-2-7b") 
 # %% [markdown]
 # ## 1. FLOPs per byte
 #
-# *Lab 02, "FLOPs per byte, layer by layer".* Three functions, one for each kind of layer. Each returns a tuple
-# `(FLOPs, bytes, FLOPs / bytes)`, the first two as exact `int`s (use `//` where you divide).
+# *Lab 02, "FLOPs per byte, layer by layer".* A layer ran, and every operation that it called was written down. `calls`
+# is that list, in order; each call is a dict with the shapes of the tensors that it read and of the one it wrote:
 #
-# | layer | FLOPs | values that are read or written, b bytes each |
-# |---|---|---|
-# | linear, N rows | 2·N·d_in·d_out | N·d_in in, d_in·d_out weights, N·d_out out |
-# | MLP, N rows | 6·N·d·F | the sum of its three linears: gate and up (d → F), down (F → d) |
-# | attention | 4·D for each query head and each pair of a query and a key it sees | q and result: B·T·H_q·D each; keys and values: B·S·H_kv·D each |
+# ```python
+# {"op": "product", "read": [[3, 4], [4, 6]], "written": [3, 6], "bytes_per_element": 2}
+# ```
 #
-# - The MLP's products are counted one by one: each reads its input rows and writes its result. Its activation
-#   is not counted. With `matrices=2` (GPT-2) there is no gate: only up and down.
-# - In attention, each of B sequences has T new queries and S keys *in all*, including those of the T new
-#   tokens. A query sees the keys up to its own token's, and no later one: the first new query sees S − T + 1
-#   keys, the last one S. (The lecture's S·T / (S + T) counts all T·S pairs; here, as in the workbench, only the
-#   visible pairs count.) Scores are neither written nor read, and softmax is not counted.
+# Return `(FLOPs, bytes, FLOPs / bytes)` of all calls together, the first two as exact `int`s (use `//` where you
+# divide).
 #
-# *By hand: a linear of 4 → 6 over 1 row with b = 2 does 48 FLOPs on 2·(4 + 24 + 6) = 68 bytes. Attention with T
-# = 2, S = 3, one head of D = 4 and one sequence has 2 + 3 = 5 visible pairs: 80 FLOPs on 2·(8 + 8 + 12 + 12) =
+# - **Bytes**: each tensor that is read and the one that is written cross the memory bus once, whatever the operation.
+# - **"product"**: a matrix product of [N, K] and [K, M]. A multiply and an add are 2 FLOPs. With more than two
+#   dimensions, the ones in front count independent products, one for each head, say: [H, N, K] and [H, K, M].
+# - **"attention"**: q [B, H_q, T, D], keys and values [B, H_kv, S, D] each, in one operation that keeps its scores on
+#   the chip. S counts all keys, those of the T new tokens among them. A query sees the keys up to its own token's and
+#   no later one: the first new query sees S − T + 1 keys, the last one S. Each query head does 4·D FLOPs for each
+#   pair of a query and a key that it sees: 2·D for the score, 2·D for the sum of values. Softmax is not counted.
+# - **Any other name** ("silu", "softmax", "copy", …) works on one element after the other. Its FLOPs are not counted;
+#   its bytes are.
+#
+# *By hand: the product of [1, 4] and [4, 6] with b = 2 does 48 FLOPs on 2·(4 + 24 + 6) = 68 bytes. Attention with T
+# = 2, S = 3, one head of D = 4 and one sequence has 2 + 3 = 5 visible pairs: 80 FLOPs on 2·(8 + 12 + 12 + 8) =
 # 80 bytes.*
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "roofline-intensity"}
-def linear_costs(rows, d_in, d_out, bytes_per_element):
-    """(FLOPs, bytes, FLOPs per byte) of y = x·W for x [rows, d_in]."""
-    ### STUB: a multiply and an add for each row and each weight; x, W and y cross the bus once
+def layer_costs(calls):
+    """(FLOPs, bytes, FLOPs per byte) of all calls together."""
+    ### STUB: for each call its bytes, by the shapes; and its FLOPs, by the kind of operation
     ### BEGIN SOLUTION
-    flops = 2 * rows * d_in * d_out
-    moved = bytes_per_element * (rows * d_in + d_in * d_out + rows * d_out)
+    flops = moved = 0
+    for call in calls:
+        q, written, b = call["read"][0], call["written"], call["bytes_per_element"]
+        moved += b * (math.prod(written) + sum(math.prod(shape) for shape in call["read"]))
+        if call["op"] == "product":
+            flops += 2 * math.prod(written) * q[-1]
+        if call["op"] == "attention":
+            new, keys = q[-2], call["read"][1][-2]
+            pairs = new * (keys - new) + new * (new + 1) // 2
+            flops += 4 * q[0] * q[1] * q[-1] * pairs
     return flops, moved, flops / moved
     ### END SOLUTION
 
 
-def mlp_costs(rows, d, f, bytes_per_element, matrices=3):
-    """The same for a feed-forward of `matrices` linears: gate, up, down; or, with 2, up and down."""
-    ### STUB: the sum of its linears
-    ### BEGIN SOLUTION
-    shapes = [(d, f)] * (matrices - 1) + [(f, d)]
-    each = [linear_costs(rows, d_in, d_out, bytes_per_element) for d_in, d_out in shapes]
-    flops, moved = sum(costs[0] for costs in each), sum(costs[1] for costs in each)
-    return flops, moved, flops / moved
-    ### END SOLUTION
+# %% [markdown]
+# Two layers to count: attention of a prompt of 512 tokens with 8 heads, in one operation and written out; and a
+# feed-forward, for one row and for 64.
 
-
-def attention_costs(sequences, new_tokens, keys, q_heads, kv_heads, head_dim, bytes_per_element):
-    """The same for T new queries of each sequence over its S keys."""
-    ### STUB: count the pairs of a query and a key that it sees; every sequence brings its own keys and values
-    ### BEGIN SOLUTION
-    pairs = new_tokens * (keys - new_tokens) + new_tokens * (new_tokens + 1) // 2
-    flops = 4 * sequences * q_heads * head_dim * pairs
-    values = 2 * new_tokens * q_heads + 2 * keys * kv_heads  # of one sequence, in heads
-    moved = bytes_per_element * sequences * head_dim * values
-    return flops, moved, flops / moved
-    ### END SOLUTION
-
-
-layer_costs = {"linear": linear_costs, "mlp": mlp_costs, "attention": attention_costs}
 
 # %%
+def in_one(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def written_out(q, k, v, mask):
+    return torch.softmax(q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + mask, dim=-1) @ v
+
+
+def mlp(x, gate, up, down):
+    return (F.silu(x @ gate) * (x @ up)) @ down
+
+
 with checks.trying("roofline-intensity"):
-    print("FLOPs per byte in one decode step of Llama-3-8B's layers, 2,048 keys, bfloat16")
-    print(f"{'batch':>6} {'linear':>8} {'MLP':>8} {'attention':>10} {'with H_kv = H_q':>16}")
-    for batch in (1, 8, 64, 512):
-        linear = linear_costs(batch, 4096, 4096, 2)[2]
-        mlp = mlp_costs(batch, 4096, 14336, 2)[2]
-        grouped, plain = (attention_costs(batch, 1, 2048, 32, kv_heads, 128, 2)[2] for kv_heads in (8, 32))
-        print(f"{batch:>6} {linear:>8.1f} {mlp:>8.1f} {grouped:>10.4f} {plain:>16.4f}")
-    yours = attention_costs(4, 512, 512, 32, 8, 128, 2)[0] * llama_3_8b.num_layers
-    ours = prefill_costs(llama_3_8b, batch=4, prompt=512, weight_bytes_per_element=2).operation("attention")
-    print(f"\na prompt of 512, 4 sequences: {yours:,} FLOPs in attention; the workbench counts {ours.flops:,}")
+    q, k, v = torch.randn(3, 1, 8, 512, 64)
+    mask = torch.ones(512, 512).tril().log()  # 0 for a key that is seen, −inf for a later one
+    gate, up, down = torch.randn(288, 768), torch.randn(288, 768), torch.randn(768, 288)
+    ran = {
+        "attention, one operation": record_calls(in_one, q, k, v),
+        "attention, written out": record_calls(written_out, q, k, v, mask),
+        "feed-forward, 1 row": record_calls(mlp, torch.randn(1, 288), gate, up, down),
+        "feed-forward, 64 rows": record_calls(mlp, torch.randn(64, 288), gate, up, down),
+    }
+    for name, calls in ran.items():
+        flops, moved, intensity = layer_costs(calls)
+        print(f"{name:<25} {', '.join(call['op'] for call in calls)}")
+        print(f"{'':<25} {flops:>11,} FLOPs, {moved:>11,} bytes: {intensity:.2f} FLOPs per byte")
 
 # %% nbgrader={"grade": true, "solution": false, "grade_id": "roofline-intensity-check", "points": 9}
 checks.check("roofline-intensity", layer_costs)
 
 # %% [markdown]
-# Each column but the last two grows with the batch, because the weights are shared. In attention nothing is
-# shared, so the batch changes nothing. With as many key-value heads as query heads, attention stays below 1
-# FLOP per byte; only sharing keys among query heads (H_q / H_kv of them) raises it.
+# More rows raise the intensity of the feed-forward, because its weights are shared. In attention every sequence reads
+# its own keys and values, and written out it also writes its scores and reads them again, several times.
 #
 # ## 2. The time of a step
 #
-# *Lab 02, "Three things take time" and "The formula".* Predict the time per output token (TPOT) of one decode
-# step: B sequences with `context` cached tokens each, and one new token for each of them. So each sequence
-# reads or writes S = context + 1 keys and values, including those of the new token.
+# *Lab 02, "Three things take time" and "The formula".* Two functions: one predicts a decode step, the other times it.
+#
+# **predict_tpot** gives the time per output token (TPOT): B sequences with `context` cached tokens each, and one new
+# token for each of them. So each sequence reads or writes S = context + 1 keys and values, including those of the new
+# token.
 #
 # - P, the weights that a step multiplies by: L·(2·d·H_q·D + 2·d·H_kv·D + 3·d·F) + d·V. GPT-2
 #   (`config.is_gpt2`) has 2·d·F in place of 3·d·F. Norms, biases and tables that are only looked up are left out.
@@ -124,6 +139,15 @@ checks.check("roofline-intensity", layer_costs)
 #
 # *By hand: L = 1, d = 4, two heads of D = 2 (H_kv = H_q), F = 8, V = 12: P = 32 + 32 + 96 + 48 = 208. With
 # B = 1, context 4, b = 2: 2·(208 + 40) = 496 bytes; at 100 bytes/s that is 4.96 s.*
+#
+# **measure_tpot** gets `step()`, which starts one step; `finish()`, which waits until everything that was started is
+# done; `clock()`, the time in seconds; and `repeats`. A GPU needs `finish`: there a call returns as soon as the work
+# is queued. The first step is slow, because memory is allocated and kernels are loaded: run one before you measure,
+# and wait for it. Then time `repeats` steps one by one, each from its start until it is finished, and return their
+# median (`statistics.median`) in seconds. So `step` is called `repeats` + 1 times.
+#
+# *By hand: after the first, three steps take 5, 9 and 4 ms, because another program ran during the second. The median
+# is 5 ms; their mean, 6 ms, is no step's time.*
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "roofline-tpot"}
@@ -147,6 +171,24 @@ def predict_tpot(config, *, batch, context, bytes_per_element, launches, ceiling
     ### END SOLUTION
 
 
+def measure_tpot(step, finish, clock, repeats):
+    """The median of `repeats` steps in seconds, each timed until it is finished, after one that is not timed."""
+    ### STUB: one step to warm up, then each step between two readings of the clock
+    ### BEGIN SOLUTION
+    step()
+    finish()
+    samples = []
+    for _ in range(repeats):
+        start = clock()
+        step()
+        finish()
+        samples.append(clock() - start)
+    return statistics.median(samples)
+    ### END SOLUTION
+
+
+step_times = {"predict": predict_tpot, "measure": measure_tpot}
+
 # %%
 with checks.trying("roofline-tpot"):
     print("Llama-3-8B in bfloat16 on an H100: yours, and the workbench's sum over all operations")
@@ -159,59 +201,93 @@ with checks.trying("roofline-tpot"):
             f"batch {batch:>3}, context {context:>5,}: {seconds * 1e3:6.2f} ms ({limit}), "
             f"{ours.seconds * 1e3:6.2f} ms ({ours.limit}), {batch / seconds:>7,.0f} tokens/s in all"
         )
+    weight = torch.randn(4096, 4096)
+    print(f"your computer, a product of B rows with a weight of {weight.nbytes / 1e6:.0f} MB:")
+    for rows in (1, 2, 4, 8):
+        x = torch.randn(rows, 4096)
+        seconds = measure_tpot(lambda: x @ weight, lambda: None, time.perf_counter, 9)  # noqa: B023
+        print(
+            f"B = {rows}: {seconds * 1e3:6.2f} ms, the weight at {weight.nbytes / seconds / 1e9:5.1f} GB/s, "
+            f"{2 * rows * weight.numel() / seconds / 1e9:6.1f} GFLOP/s"
+        )
 
 # %% nbgrader={"grade": true, "solution": false, "grade_id": "roofline-tpot-check", "points": 7}
-checks.check("roofline-tpot", predict_tpot)
+checks.check("roofline-tpot", step_times)
 
 # %% [markdown]
 # ## 3. The knee and the wall
 #
-# *Lab 02, "The knee".* A larger batch shares the weights among more sequences, up to two limits. Return both,
-# `(knee, largest)`, for the decode step of exercise 2 (the same P, FLOPs, bytes, and S = context + 1):
+# *Lab 02, "The knee".* A larger batch shares the weights among more sequences, up to two limits. Find both by
+# running batches. `measure(batch)` runs a step of that many sequences several times and returns the seconds of each
+# run, a list. The first run of each batch is slow and does not count: take the median of the others. Where a batch
+# does not fit, `measure` raises `MemoryError`. If a batch fits, every smaller one fits, too.
 #
-# - **knee**: the smallest batch B ≥ 1 for which the compute term takes *at least as long* as the bandwidth
-#   term; exactly as long is enough. Ignore the launch term. If each further sequence adds at least as much time
-#   in bytes as in FLOPs, the compute term never catches up: return `None`. (The lecture's table looks at the
-#   matrix products alone; this is the whole step, with attention and caches.)
-# - **largest**: how many sequences fit in `memory_bytes` beside the weights. Here the weights are *all*
-#   parameters, including tables and norms: `config.num_parameters()` of them. Each sequence holds S tokens, all
-#   at b bytes. A sequence that fills memory to the last byte fits. Return 0 if none fits.
+# Return `(knee, largest)`, both `int`s:
 #
-# Both are `int`s. *Hint: B·x ≥ y + B·z, in seconds: what are x, y and z, and when has it no solution?*
+# - **largest**: the largest batch that fits, from 1 to `max_batch`; 0 if not even 1 does. Never ask for more than
+#   `max_batch`.
+# - **knee**: a step of B sequences that takes t seconds writes B / t tokens a second, and every user waits t for a
+#   token. The knee has the highest throughput per second of waiting, (B / t) / t. Look for it among the batches 1,
+#   2, 4, 8, … that fit. Return `None` if none does.
 #
-# *By hand: each sequence computes for 3 ms; reading the weights takes 10 ms, and each sequence's cache takes 1
-# ms more. At 5 sequences that is 15 against 15: the knee. If the cache took 3 ms, there would be none.*
+# A measurement takes time, so ask for no batch twice and for at most 2 · `largest.bit_length()` + 1 batches in all:
+# first 1, 2, 4, 8, …, until one does not fit or exceeds `max_batch`; then halve what lies between the last that fits
+# and the first that does not. An error that is no `MemoryError` says nothing about memory: let it pass.
+#
+# *By hand: reading the weights takes 8 ms and each sequence's cache 1 ms. Batches of 1, 2, 4, 8, 16 take 9, 10, 12,
+# 16, 24 ms; (B / t) / t is 12, 20, 28, 31, 28 thousand. The knee is at 8, where the caches take as long as the
+# weights. If 16 fits and 32 does not, the next batches are 24 and then 20 or 28.*
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "roofline-knee"}
-def batch_limits(config, *, context, bytes_per_element, memory_bytes, ceilings, dtype):
-    """(smallest batch at which compute binds, or None; largest batch that fits in memory)."""
-    ### STUB: seconds of FLOPs and of bytes that one more sequence adds; then what the weights leave of memory
+def batch_limits(measure, max_batch):
+    """(the batch 1, 2, 4, … with the highest throughput per second of waiting, the largest batch that fits)."""
+
+    ### STUB: double until a batch does not fit; then halve the gap; the knee is among the doubled ones
     ### BEGIN SOLUTION
-    d, q, kv = config.hidden_size, config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    mlp = (2 if config.is_gpt2 else 3) * d * config.intermediate_size
-    weights = config.num_layers * (2 * d * q + 2 * d * kv + mlp) + d * config.vocab_size
-    cache_bytes = bytes_per_element * 2 * config.num_layers * kv * (context + 1)
+    def tried(batch):
+        try:
+            return measure(batch)
+        except MemoryError:
+            return None
 
-    compute_s = (2 * weights + 4 * config.num_layers * q * (context + 1)) / ceilings.flop_per_s[dtype]
-    cache_s = cache_bytes / ceilings.read_bytes_per_s
-    weights_s = bytes_per_element * weights / ceilings.read_bytes_per_s
-    knee = math.ceil(weights_s / (compute_s - cache_s)) if compute_s > cache_s else None
+    seconds, batch = {}, 1
+    while batch <= max_batch and (samples := tried(batch)):
+        seconds[batch] = statistics.median(samples[1:])
+        batch *= 2
+    knee = max(seconds, key=lambda b: b / seconds[b] ** 2, default=None)
 
-    free = memory_bytes - bytes_per_element * config.num_parameters()
-    return knee, max(0, free // cache_bytes)
+    low, high = batch // 2, min(batch, max_batch + 1)  # low fits, high does not
+    while high - low > 1:
+        middle = (low + high) // 2
+        if tried(middle):
+            low = middle
+        else:
+            high = middle
+    return knee, low
     ### END SOLUTION
 
 
+# %% [markdown]
+# A step to try it on, which only reads: 64 MB of weights once, and 4 MB of cache for each sequence. 40 caches fit.
+
 # %%
 with checks.trying("roofline-knee"):
-    print("bfloat16 on an H100 with 80 GB: the batch at which compute takes over, and the largest that fits")
-    for name, shape in (("Llama-3-8B", llama_3_8b), ("Llama-2-7B", llama_2_7b)):
-        for context in (0, 32, 128, 512, 4096):
-            knee, largest = batch_limits(
-                shape, context=context, bytes_per_element=2, memory_bytes=80 * 10**9, ceilings=h100, dtype="bfloat16"
-            )
-            print(f"{name}, context {context:>5,}: knee {knee or 'never':>6}, largest {largest:>9,}")
+    weights, caches = torch.ones(16_000_000), torch.ones(40, 1_000_000)
+
+    def run_batch(batch):
+        if batch > len(caches):
+            raise MemoryError(f"{batch} caches do not fit")
+        samples = []
+        for _ in range(6):
+            start = time.perf_counter()
+            weights.sum(), caches[:batch].sum()
+            samples.append(time.perf_counter() - start)
+        seconds = statistics.median(samples[1:])
+        print(f"batch {batch:>2}: {seconds * 1e3:6.2f} ms, worth {batch / seconds**2:9,.0f}")
+        return samples
+
+    print("(knee, largest):", batch_limits(run_batch, 64), "and the caches weigh as much as the weights at batch 16")
 
 # %% nbgrader={"grade": true, "solution": false, "grade_id": "roofline-knee-check", "points": 8}
 checks.check("roofline-knee", batch_limits)
@@ -219,9 +295,11 @@ checks.check("roofline-knee", batch_limits)
 # %% [markdown]
 # ## 4. Reading a roofline
 #
-# *Lab 02, "The roofline".* `points` is a list of measured operations, each a pair (FLOPs per byte, FLOP/s
-# attained). The roof at intensity I is the lower of I × `ceilings.read_bytes_per_s` and
-# `ceilings.flop_per_s[dtype]`. For each point, in order, return `(roof, fraction, helps)`:
+# *Lab 02, "The roofline".* `points` is a list of measured operations, each `(FLOPs, bytes, samples)`: what was counted
+# for one call, and the seconds of several calls. The operation took the median of its samples. I is its FLOPs per
+# byte, and what it attained is its FLOPs divided by that time. The roof at I is the lower of I ×
+# `ceilings.read_bytes_per_s` and `ceilings.flop_per_s[dtype]`. For each point, in order, return
+# `(roof, fraction, helps)`:
 #
 # - **roof**: `"bandwidth"` where I × bandwidth is *below* the peak; `"compute"` otherwise, so also at the
 #   ridge, where both are equal.
@@ -231,18 +309,20 @@ checks.check("roofline-knee", batch_limits)
 #   FLOPs, but to launches between them. (In practice, also to a poor kernel.) At exactly 0.5 and above, the
 #   roof is the limit: `"fewer bytes"` under the bandwidth roof, `"more FLOP/s"` under the compute roof.
 #
-# *By hand, with 2 TB/s and 300 TFLOP/s, whose ridge is at 150: at 1 FLOP a byte and 1.6 TFLOP/s it is
-# `("bandwidth", 0.8, "fewer bytes")`; at 300 FLOPs per byte and 30 TFLOP/s, `("compute", 0.1, "fewer launches")`.*
+# *By hand, with 2 TB/s and 300 TFLOP/s, whose ridge is at 150: 2 GFLOP on 2 GB in 1.25 ms, or 1.25 twice and once 7 ms,
+# is 1 FLOP per byte at 1.6 TFLOP/s: `("bandwidth", 0.8, "fewer bytes")`. 600 GFLOP on 2 GB in 20 ms is 300 FLOPs per
+# byte at 30 TFLOP/s: `("compute", 0.1, "fewer launches")`.*
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "roofline-reading"}
 def read_roofline(points, ceilings, dtype):
-    """A list of (roof, fraction of it attained, what would help), one for each (intensity, FLOP/s)."""
+    """A list of (roof, fraction of it attained, what would help), one for each (FLOPs, bytes, samples)."""
     ### STUB: compare the slope with the peak; the lower one is the roof; then the point with the roof
     ### BEGIN SOLUTION
     read, peak = ceilings.read_bytes_per_s, ceilings.flop_per_s[dtype]
     readings = []
-    for intensity, attained in points:
+    for flops, moved, samples in points:
+        intensity, attained = flops / moved, flops / statistics.median(samples)
         roof = "bandwidth" if intensity * read < peak else "compute"
         fraction = attained / min(intensity * read, peak)
         helps = {"bandwidth": "fewer bytes", "compute": "more FLOP/s"}[roof]
@@ -253,12 +333,12 @@ def read_roofline(points, ceilings, dtype):
 
 # %%
 with checks.trying("roofline-reading"):
-    measured = {  # made up, but not unusual: (FLOPs per byte, FLOP/s)
-        "decode, batch 1, 8B": (1.0, 2.9e12),
-        "decode, batch 1, 0.5B": (1.0, 0.4e12),
-        "decode, batch 64, 8B": (58.0, 150e12),
-        "prefill, 4,096 tokens, 8B": (1900.0, 640e12),
-        "prefill, 16 tokens, 0.5B": (15.0, 2e12),
+    measured = {  # made up, but not unusual: one layer's `down`, its counts and four samples
+        "decode, batch 1, 8B": (117e6, 117e6, [41e-6, 40e-6, 42e-6, 90e-6]),
+        "decode, batch 1, 0.5B": (8.7e6, 8.7e6, [22e-6, 21e-6, 22e-6, 23e-6]),
+        "decode, batch 64, 8B": (7.5e9, 120e6, [49e-6, 50e-6, 49e-6, 51e-6]),
+        "prefill, 4,096 tokens, 8B": (481e9, 269e6, [750e-6, 760e-6, 752e-6, 751e-6]),
+        "prefill, 16 tokens, 0.5B": (139e6, 8.9e6, [24e-6, 23e-6, 24e-6, 70e-6]),
     }
     for name, reading in zip(measured, read_roofline(list(measured.values()), h100, "bfloat16")):
         print(f"{name:<26} {reading[1]:>5.0%} of the {reading[0]:<9} roof: {reading[2]}")
@@ -269,77 +349,76 @@ checks.check("roofline-reading", read_roofline)
 # %% [markdown]
 # ## 5. What a million tokens cost
 #
-# *Lab 02, "What it costs in dollars" and "A published error".* A machine is rented by the hour and is always
-# busy with batches of B requests, one batch after the other. Each request has `prompt_tokens` and gets
-# `output_tokens`.
+# *Lab 02, "What it costs in dollars" and "Deeper: a published error".* A machine is rented by the hour. `steps` is its log, in
+# order, one dict for each pass over the model:
 #
-# - The prompts are compute-bound: 2 FLOPs for each parameter and each prompt token, at
-#   `ceilings.flop_per_s[dtype]`. (Attention is left out, and so are the prompt's bytes.) This pass also gives
-#   every request its *first* output token.
-# - The other output tokens, `output_tokens` − 1 of them, are bandwidth-bound: each step reads the weights once,
-#   `parameters` × `weight_bytes_per_element`, and B caches of `cache_bytes_per_sequence`, at
-#   `ceilings.read_bytes_per_s`, and gives one token to every request.
+# ```python
+# {"kind": "prefill", "sequences": 2, "prompt_tokens": 200, "start_s": 0.0, "end_s": 0.1}
+# {"kind": "decode", "sequences": 2, "prompt_tokens": 0, "start_s": 0.1, "end_s": 0.3}
+# ```
 #
-# Return three prices in dollars: (1) for a million *prompt* tokens: the cost of the prompts' seconds, divided
-# among all prompt tokens; (2) for a million *output* tokens: the cost of the steps' seconds, divided among all
-# output tokens, including the first ones; (3) for a million tokens of *either* kind: all seconds, all tokens.
+# A prefill pass reads the prompts of so many sequences, `prompt_tokens` in all, and gives each of them its *first*
+# output token. A decode step gives each of its sequences one more. Between two passes the machine may wait. Return
+# `(prompt, output, either, utilization)`:
+#
+# - **prompt**: dollars for a million *prompt* tokens: the cost of the prefill passes, divided among the prompt tokens;
+# - **output**: for a million *output* tokens: the cost of the decode steps, divided among all output tokens, including
+#   the first ones;
+# - **either**: for a million tokens of *either* kind: everything from the start of the first pass to the end of the
+#   last, waiting included, since it is paid as well, divided among all tokens;
+# - **utilization**: the FLOP/s of the prefill passes divided by `peak_flop_per_s`, with 2 FLOPs for each of
+#   `parameters` and each prompt token. (Known as MFU, model FLOPs utilization. Attention is left out.)
 #
 # Beware: some texts print FLOPs as 2 × the *bytes* of the weights. But the FLOPs do not depend on how a weight
-# is stored. In bfloat16 this error doubles the price of every prompt token.
+# is stored. In bfloat16 this error doubles the utilization, for a good kernel to more than 1, which no machine does.
 #
-# *By hand: 10⁹ parameters of 2 bytes, 10⁶ bytes of cache, B = 1, 100 prompt and 11 output tokens, 10¹² FLOP/s,
-# 10¹⁰ bytes/s, $3.60 an hour ($0.001 a second). Prompts: 0.2 s; $2 a million. Steps: 10 × 0.2001 s = 2.001 s;
-# over 11 tokens that is about $182 a million. Both: 2.201 s over 111 tokens, about $19.83.*
+# *By hand: the two passes above and another decode step of both sequences from 0.4 s to 0.5 s; 10⁹ parameters, a peak
+# of 10¹³ FLOP/s, $3.60 an hour ($0.001 a second). Prefill: 0.1 s for 200 tokens, $0.50 a million. Decode: 0.3 s for 6
+# output tokens, $50. Either: 0.5 s for 206 tokens, about $2.43. Utilization: 4·10¹¹ FLOPs in 0.1 s is 0.4 of the
+# peak.*
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "workload-cost"}
-def workload_price(
-    *,
-    parameters,
-    weight_bytes_per_element,
-    cache_bytes_per_sequence,
-    prompt_tokens,
-    output_tokens,
-    batch,
-    dollars_per_hour,
-    ceilings,
-    dtype,
-):
-    """(dollars per million prompt tokens, per million output tokens, per million tokens of either kind)."""
-    ### STUB: the seconds of the prompts, the seconds of the steps, and the tokens among which each is shared
+def workload_price(steps, *, parameters, peak_flop_per_s, dollars_per_hour):
+    """(dollars per million prompt tokens, output tokens, tokens of either kind; prefill's share of the peak)."""
+    ### STUB: seconds and tokens of each kind of pass; the time from first to last; and the FLOPs of the prompts
     ### BEGIN SOLUTION
-    prompt_s = 2 * parameters * batch * prompt_tokens / ceilings.flop_per_s[dtype]
-    moved = parameters * weight_bytes_per_element + batch * cache_bytes_per_sequence
-    output_s = (output_tokens - 1) * moved / ceilings.read_bytes_per_s
-    dollars_per_s = dollars_per_hour / 3600
-    both = (prompt_s + output_s, prompt_tokens + output_tokens)
-    parts = ((prompt_s, prompt_tokens), (output_s, output_tokens), both)
-    return tuple(1e6 * dollars_per_s * seconds / (batch * tokens) for seconds, tokens in parts)
+    seconds = {"prefill": 0.0, "decode": 0.0}
+    for step in steps:
+        seconds[step["kind"]] += step["end_s"] - step["start_s"]
+    prompt_tokens = sum(step["prompt_tokens"] for step in steps)
+    output_tokens = sum(step["sequences"] for step in steps)
+    paid_s = steps[-1]["end_s"] - steps[0]["start_s"]
+    both = (paid_s, prompt_tokens + output_tokens)
+    parts = ((seconds["prefill"], prompt_tokens), (seconds["decode"], output_tokens), both)
+    prices = [1e6 * dollars_per_hour / 3600 * s / tokens for s, tokens in parts]
+    flops = 2 * parameters * prompt_tokens
+    return (*prices, flops / seconds["prefill"] / peak_flop_per_s)
     ### END SOLUTION
 
 
 # %%
+def made_up_log(batch, prompt, output):
+    """Batches of Llama-3-8B on an H100: prompts at 70 % of its FLOP/s, steps at 80 % of its bandwidth."""
+    prefill_s = 2 * llama_3_8b.num_parameters() * batch * prompt / (0.7 * h100.flop_per_s["bfloat16"])
+    step = decode_costs(llama_3_8b, batch=batch, context=prompt + output // 2, weight_bytes_per_element=2)
+    decode_s, now, log = step.bytes / (0.8 * h100.read_bytes_per_s), 0.0, []
+    for kind, tokens, took in [("prefill", batch * prompt, prefill_s), *[("decode", 0, decode_s)] * (output - 1)]:
+        log.append({"kind": kind, "sequences": batch, "prompt_tokens": tokens, "start_s": now, "end_s": now + took})
+        now += took + 0.0002  # the scheduler decides what comes next
+    return log
+
+
 with checks.trying("workload-cost"):
-    price_of_an_hour = 3.0  # dollars; an example, not an offer
-    cache = llama_3_8b.kv_values_per_token() * 2 * 1300  # the mean over the answer, more or less
-    print(f"Llama-3-8B in bfloat16 on an H100 at ${price_of_an_hour:.2f} an hour, 1,155 tokens in, 211 out")
+    print("Llama-3-8B in bfloat16 on an H100 at $3.00 an hour (an example, not an offer), 1,155 tokens in, 211 out")
+    machine = {"parameters": llama_3_8b.num_parameters(), "peak_flop_per_s": h100.flop_per_s["bfloat16"]}
     for batch in (1, 8, 64):
-        prices = workload_price(
-            parameters=llama_3_8b.num_parameters(),
-            weight_bytes_per_element=2,
-            cache_bytes_per_sequence=cache,
-            prompt_tokens=1155,
-            output_tokens=211,
-            batch=batch,
-            dollars_per_hour=price_of_an_hour,
-            ceilings=h100,
-            dtype="bfloat16",
-        )
+        *prices, used = workload_price(made_up_log(batch, 1155, 211), **machine, dollars_per_hour=3.0)
         print(
             f"batch {batch:>2}: a million prompt tokens ${prices[0]:.4f}, output tokens ${prices[1]:.3f}, either"
-            f" ${prices[2]:.3f}"
+            f" ${prices[2]:.3f}; prompts at {used:.0%} of the peak"
         )
-    print(f"with FLOPs as 2 × the weights' bytes, a million prompt tokens would seem to cost ${2 * prices[0]:.4f}")
+    print(f"with FLOPs as 2 × the weights' bytes the prompts would seem to run at {2 * used:.0%} of the peak")
 
 # %% nbgrader={"grade": true, "solution": false, "grade_id": "workload-cost-check", "points": 6}
 checks.check("workload-cost", workload_price)
@@ -406,5 +485,5 @@ checks.check("one-graph", cap_logits)
 # A counting backend shows what was captured, not how fast it runs. The default backend, `inductor`, generates
 # fused kernels from the one graph, fewer than it has operations; on a CPU it needs a C++ compiler for that.
 #
-# You can now predict what a step costs before it runs, and what would make it cheaper. Without a cache, most of
-# the cost is work that was done before; lab 03 removes it.
+# You can now predict what a step costs before it runs, measure whether that holds, and say what would make it
+# cheaper. Without a cache of keys and values, most of the cost is work that was done before; lab 03 removes it.

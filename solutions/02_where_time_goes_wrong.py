@@ -5,118 +5,124 @@ from __future__ import annotations
 from workbench.checks.mistakes import read_mistakes
 
 ROOFLINE_INTENSITY = """
-# linear
+# product
 one FLOP for a multiply and its add: a multiply and its add are 2 FLOPs
--    flops = 2 * rows * d_in * d_out
-+    flops = rows * d_in * d_out
+-            flops += 2 * math.prod(written) * q[-1]
++            flops += math.prod(written) * q[-1]
 
-weights alone: that is the weight alone; the N rows are read and N rows are written, too
--    moved = bytes_per_element * (rows * d_in + d_in * d_out + rows * d_out)
-+    moved = bytes_per_element * d_in * d_out
+weights alone: that is the second matrix alone; the rows are read and the result is written, too
+-        moved += b * (math.prod(written) + sum(math.prod(shape) for shape in call["read"]))
++        moved += b * math.prod(call["read"][-1])
 
-result not written: the result [N, d_out] is written, too
--    moved = bytes_per_element * (rows * d_in + d_in * d_out + rows * d_out)
-+    moved = bytes_per_element * (rows * d_in + d_in * d_out)
+result not written: the result is written, too
+-        moved += b * (math.prod(written) + sum(math.prod(shape) for shape in call["read"]))
++        moved += b * sum(math.prod(shape) for shape in call["read"])
 
-weights read for every row: the weight is read once for all rows, not once for each
--    moved = bytes_per_element * (rows * d_in + d_in * d_out + rows * d_out)
-+    moved = bytes_per_element * (rows * (d_in + d_in * d_out + d_out))
+reads left out: what the operation reads crosses the bus as well as what it writes
+-        moved += b * (math.prod(written) + sum(math.prod(shape) for shape in call["read"]))
++        moved += b * math.prod(written)
 
 values for bytes: those are values; each takes bytes_per_element bytes
--    moved = bytes_per_element * (rows * d_in + d_in * d_out + rows * d_out)
-+    moved = (rows * d_in + d_in * d_out + rows * d_out)
+-        moved += b * (math.prod(written) + sum(math.prod(shape) for shape in call["read"]))
++        moved += math.prod(written) + sum(math.prod(shape) for shape in call["read"])
+
+the wrong side: each number of the result is a sum over K, the last dimension of what stands on the left
+-            flops += 2 * math.prod(written) * q[-1]
++            flops += 2 * math.prod(written) * q[-2]
 
 bytes a FLOP: that is bytes per FLOP
-     moved = bytes_per_element * (rows * d_in + d_in * d_out + rows * d_out)
 -    return flops, moved, flops / moved
 +    return flops, moved, moved / flops
 
 floats
--    flops = 2 * rows * d_in * d_out
-+    flops = 2.0 * rows * d_in * d_out
+-            flops += 2 * math.prod(written) * q[-1]
++            flops += 2.0 * math.prod(written) * q[-1]
 
-# mlp
-two matrices in SwiGLU: gate, up and down are 3 matrices
--    shapes = [(d, f)] * (matrices - 1) + [(f, d)]
-+    shapes = [(d, f)] + [(f, d)]
+# layer
+the last call alone: that is the last call alone; all of them count together
+-            flops += 2 * math.prod(written) * q[-1]
++            flops = 2 * math.prod(written) * q[-1]
 
-a fused MLP: what goes from one product to the next is written and read again: sum the products as they stand
--    flops, moved = sum(costs[0] for costs in each), sum(costs[1] for costs in each)
-+    flops, moved = sum(costs[0] for costs in each), bytes_per_element * (matrices * d * f + 2 * rows * d)
+products alone: what works on one element after the other does no FLOPs here, but it reads and writes
+-        moved += b * (math.prod(written) + sum(math.prod(shape) for shape in call["read"]))
++        if call["op"] in ("product", "attention"):
++            moved += b * (math.prod(written) + sum(math.prod(shape) for shape in call["read"]))
 
-the MLP's weights alone: those are the weights alone; each product reads its rows and writes its result
--    flops, moved = sum(costs[0] for costs in each), sum(costs[1] for costs in each)
-+    flops, moved = sum(costs[0] for costs in each), bytes_per_element * matrices * d * f
+a FLOP for each element: the FLOPs of an operation on one element after the other are not counted
+-        if call["op"] == "attention":
++        if call["op"] not in ("product", "attention"):
++            flops += math.prod(written)
++        if call["op"] == "attention":
 
-# two-matrices
-always three matrices: with matrices=2 there is no gate, only up and down
--    shapes = [(d, f)] * (matrices - 1) + [(f, d)]
-+    shapes = [(d, f), (d, f), (f, d)]
+the mean of ratios: the mean of the calls' ratios is not the ratio of their sums
+-    return flops, moved, flops / moved
++    ratios = []
++    for call in calls:
++        numbers = math.prod(call["written"]) + sum(math.prod(shape) for shape in call["read"])
++        done = 2 * math.prod(call["written"]) * call["read"][0][-1] * (call["op"] == "product")
++        if call["op"] == "attention":
++            done = flops
++        ratios.append(done / (numbers * call["bytes_per_element"]))
++    return flops, moved, sum(ratios) / len(ratios)
+
+# products-of-heads
+one head: dimensions in front of the last two count products of their own
+-            flops += 2 * math.prod(written) * q[-1]
++            flops += 2 * written[-2] * written[-1] * q[-1]
 
 # attention-decode
-one cache for the batch: every sequence brings keys and values of its own: nothing is shared in the batch
--    values = 2 * new_tokens * q_heads + 2 * keys * kv_heads  # of one sequence, in heads
--    moved = bytes_per_element * sequences * head_dim * values
-+    values = sequences * 2 * new_tokens * q_heads + 2 * keys * kv_heads
-+    moved = bytes_per_element * head_dim * values
-
-keys without values: both keys and values are read
--    values = 2 * new_tokens * q_heads + 2 * keys * kv_heads  # of one sequence, in heads
-+    values = 2 * new_tokens * q_heads + keys * kv_heads
-
-the cache alone: the queries are read and the results written, too
--    values = 2 * new_tokens * q_heads + 2 * keys * kv_heads  # of one sequence, in heads
-+    values = 2 * keys * kv_heads
-
-queries without results: both the queries are read and the results are written, [T, H_q, D] each
--    values = 2 * new_tokens * q_heads + 2 * keys * kv_heads  # of one sequence, in heads
-+    values = new_tokens * q_heads + 2 * keys * kv_heads
-
 scores only: a multiply and its add are 2 FLOPs, and values are summed after the scores are computed: 2 + 2
--    flops = 4 * sequences * q_heads * head_dim * pairs
-+    flops = 2 * sequences * q_heads * head_dim * pairs
+-            flops += 4 * q[0] * q[1] * q[-1] * pairs
++            flops += 2 * q[0] * q[1] * q[-1] * pairs
 
 not its own key: a query sees its own key, too
--    pairs = new_tokens * (keys - new_tokens) + new_tokens * (new_tokens + 1) // 2
-+    pairs = new_tokens * (keys - new_tokens) + new_tokens * (new_tokens - 1) // 2
+-            pairs = new * (keys - new) + new * (new + 1) // 2
++            pairs = new * (keys - new) + new * (new - 1) // 2
+
+one sequence: every sequence of the batch computes
+-            flops += 4 * q[0] * q[1] * q[-1] * pairs
++            flops += 4 * q[1] * q[-1] * pairs
+
+keys without values: both keys and values are read
+-        moved += b * (math.prod(written) + sum(math.prod(shape) for shape in call["read"]))
++        moved += b * (math.prod(written) + sum(math.prod(shape) for shape in call["read"][:2]))
 
 # attention-prompt
 the whole rectangle: that is the whole rectangle T × S; a query sees only the keys up to its own
--    pairs = new_tokens * (keys - new_tokens) + new_tokens * (new_tokens + 1) // 2
-+    pairs = new_tokens * keys
+-            pairs = new * (keys - new) + new * (new + 1) // 2
++            pairs = new * keys
 
 scores through memory: scores stay on the chip: they are neither written nor read
--    moved = bytes_per_element * sequences * head_dim * values
-+    moved = bytes_per_element * sequences * (head_dim * values + 2 * q_heads * new_tokens * keys)
-
-scores written: scores stay on the chip: they are neither written nor read
--    moved = bytes_per_element * sequences * head_dim * values
-+    moved = bytes_per_element * sequences * (head_dim * values + q_heads * new_tokens * keys)
+-            pairs = new * (keys - new) + new * (new + 1) // 2
++            pairs = new * (keys - new) + new * (new + 1) // 2
++            moved += 2 * b * q[0] * q[1] * new * keys
 
 # chunks
 the triangle alone: the S - T keys from before the new tokens are seen as well
--    pairs = new_tokens * (keys - new_tokens) + new_tokens * (new_tokens + 1) // 2
-+    pairs = new_tokens * (new_tokens + 1) // 2
+-            pairs = new * (keys - new) + new * (new + 1) // 2
++            pairs = new * (new + 1) // 2 if new > 1 else keys
 
 # grouped-heads
-keys for every query head: keys and values are stored for H_kv heads, which several query heads share
--    values = 2 * new_tokens * q_heads + 2 * keys * kv_heads  # of one sequence, in heads
-+    values = 2 * new_tokens * q_heads + 2 * keys * q_heads
-
-queries for key-value heads: queries and results have H_q heads
--    values = 2 * new_tokens * q_heads + 2 * keys * kv_heads  # of one sequence, in heads
-+    values = 2 * new_tokens * kv_heads + 2 * keys * kv_heads
-
 computed by key-value heads: every *query* head computes, H_q of them
--    flops = 4 * sequences * q_heads * head_dim * pairs
-+    flops = 4 * sequences * kv_heads * head_dim * pairs
+-            flops += 4 * q[0] * q[1] * q[-1] * pairs
++            flops += 4 * q[0] * call["read"][1][1] * q[-1] * pairs
+
+keys for every query head: keys and values are read for H_kv heads, which several query heads share
+-            flops += 4 * q[0] * q[1] * q[-1] * pairs
++            flops += 4 * q[0] * q[1] * q[-1] * pairs
++            moved += 2 * b * q[0] * (q[1] - call["read"][1][1]) * keys * q[-1]
 
 # exact
 halved as floats
--    pairs = new_tokens * (keys - new_tokens) + new_tokens * (new_tokens + 1) // 2
--    flops = 4 * sequences * q_heads * head_dim * pairs
-+    pairs = int(new_tokens * (2 * keys - new_tokens + 1) / 2)
-+    flops = int(4.0 * sequences * q_heads * head_dim * pairs)
+-            pairs = new * (keys - new) + new * (new + 1) // 2
+-            flops += 4 * q[0] * q[1] * q[-1] * pairs
++            pairs = new * (2 * keys - new + 1) / 2
++            flops += int(4.0 * q[0] * q[1] * q[-1] * pairs)
+
+# demands
+the elements of the first call: each call says how large its own elements are
+-        q, written, b = call["read"][0], call["written"], call["bytes_per_element"]
++        q, written, b = call["read"][0], call["written"], calls[0]["bytes_per_element"]
 """
 
 ROOFLINE_TPOT = """
@@ -145,7 +151,7 @@ names changed
 -    return limit, terms[limit]
 +    return limit.replace("bandwidth", "memory"), terms[limit]
 
-# batch
+# limits
 weights read for each sequence: the weights are read once a step, whatever the batch
 -    moved = bytes_per_element * (weights + batch * 2 * config.num_layers * kv * seen)
 +    moved = bytes_per_element * batch * (weights + 2 * config.num_layers * kv * seen)
@@ -154,7 +160,6 @@ one cache: every sequence of the batch brings a cache of its own
 -    moved = bytes_per_element * (weights + batch * 2 * config.num_layers * kv * seen)
 +    moved = bytes_per_element * (weights + 2 * config.num_layers * kv * seen)
 
-# limits
 the fastest: the *slowest* of the three decides, not the fastest
 -    limit = max(terms, key=terms.get)
 +    limit = min(terms, key=terms.get)
@@ -186,7 +191,7 @@ always the peak of bfloat16: the FLOP/s are those of the dtype asked for, ceilin
 -        "compute": flops / ceilings.flop_per_s[dtype],
 +        "compute": flops / ceilings.flop_per_s["bfloat16"],
 
-# grouped-heads
+# other-shapes
 cache for every query head: the cache holds H_kv heads, which several query heads share
 -    moved = bytes_per_element * (weights + batch * 2 * config.num_layers * kv * seen)
 +    moved = bytes_per_element * (weights + batch * 2 * config.num_layers * q * seen)
@@ -195,7 +200,6 @@ attention by key-value heads: in attention every *query* head computes
 -    flops = batch * (2 * weights + 4 * config.num_layers * q * seen)
 +    flops = batch * (2 * weights + 4 * config.num_layers * kv * seen)
 
-# gpt2
 always three matrices: GPT-2's feed-forward has two matrices, up and down (config.is_gpt2)
 -    mlp = (2 if config.is_gpt2 else 3) * d * config.intermediate_size
 +    mlp = 3 * d * config.intermediate_size
@@ -204,85 +208,163 @@ always three matrices: GPT-2's feed-forward has two matrices, up and down (confi
 always two bytes: an element takes bytes_per_element bytes, here and in the cache
 -    moved = bytes_per_element * (weights + batch * 2 * config.num_layers * kv * seen)
 +    moved = 2 * (weights + batch * 2 * config.num_layers * kv * seen)
+
+# measured
+not warmed up: the first step is slow: run one, and wait for it, before the clock is read
+-    step()
+-    finish()
+-    samples = []
++    samples = []
+
+the mean: the mean takes what disturbed one step for a part of all of them; the median leaves it out
+-    return statistics.median(samples)
++    return sum(samples) / len(samples)
+
+all in one go: one time for all steps, divided by their number, is a mean: what disturbed one of them is in it
+-    for _ in range(repeats):
+-        start = clock()
+-        step()
+-        finish()
+-        samples.append(clock() - start)
+-    return statistics.median(samples)
++    start = clock()
++    for _ in range(repeats):
++        step()
++    finish()
++    return (clock() - start) / repeats
+
+the call alone: step() returns as soon as the work is queued: wait with finish() before the clock is read again
+-        step()
+-        finish()
+-        samples.append(clock() - start)
++        step()
++        samples.append(clock() - start)
++        finish()
+
+the first step still runs: the first step was not finished when the clock was read, and its rest was timed
+-    step()
+-    finish()
+-    samples = []
++    step()
++    samples = []
+
+the shortest: the shortest step was lucky; the median is what a step takes
+-    return statistics.median(samples)
++    return min(samples)
+
+the warm-up among the samples: the step that warms up is no sample
+-    step()
+-    finish()
+-    samples = []
++    start = clock()
++    step()
++    finish()
++    samples = [clock() - start]
+
+milliseconds: seconds, as the clock gives them
+-    return statistics.median(samples)
++    return 1e3 * statistics.median(samples)
+
+# noise
+the upper one of two: of an even number of samples the median is the mean of the two in the middle
+-    return statistics.median(samples)
++    return sorted(samples)[len(samples) // 2]
+
+the first dropped twice: all of the `repeats` steps after the first one count
+-    return statistics.median(samples)
++    return statistics.median(samples[1:] or samples)
 """
 
 ROOFLINE_KNEE = """
 # knee
-rounded down: with one sequence less the bytes still take longer: round up, not down
--    knee = math.ceil(weights_s / (compute_s - cache_s)) if compute_s > cache_s else None
-+    knee = math.floor(weights_s / (compute_s - cache_s)) if compute_s > cache_s else None
+the most tokens a second: the highest throughput has the largest batch, whatever users wait: divide by the seconds once
+more
+-    knee = max(seconds, key=lambda b: b / seconds[b] ** 2, default=None)
++    knee = max(seconds, key=lambda b: b / seconds[b], default=None)
 
-no cache at the knee: the caches' bytes grow with the batch, and move the knee
--    knee = math.ceil(weights_s / (compute_s - cache_s)) if compute_s > cache_s else None
-+    knee = math.ceil(weights_s / compute_s) if compute_s > cache_s else None
+the shortest step: the shortest step has the smallest batch; what it writes in that time counts, too
+-    knee = max(seconds, key=lambda b: b / seconds[b] ** 2, default=None)
++    knee = min(seconds, key=seconds.get, default=None)
 
-no attention: attention computes, too: 4·L·H_q·D FLOPs for each key
--    compute_s = (2 * weights + 4 * config.num_layers * q * (context + 1)) / ceilings.flop_per_s[dtype]
-+    compute_s = 2 * weights / ceilings.flop_per_s[dtype]
+the first run counted: the first run of a batch is slow and no sample
+-        seconds[batch] = statistics.median(samples[1:])
++        seconds[batch] = statistics.mean(samples)
 
-all parameters at the knee: P is the matrices' weights alone: no embedding table that is only looked up, no norms, no
-biases
--    weights = config.num_layers * (2 * d * q + 2 * d * kv + mlp) + d * config.vocab_size
-+    weights = config.num_parameters()
-
-never a knee: compute catches up where each further sequence adds more time in FLOPs than in bytes
--    knee = math.ceil(weights_s / (compute_s - cache_s)) if compute_s > cache_s else None
-+    knee = math.ceil(weights_s / (cache_s - compute_s)) if compute_s < cache_s else None
+the mean of the samples: what disturbed one run is in the mean; the median leaves it out
+-        seconds[batch] = statistics.median(samples[1:])
++        seconds[batch] = statistics.mean(samples[1:])
 
 a float
--    knee = math.ceil(weights_s / (compute_s - cache_s)) if compute_s > cache_s else None
-+    knee = -(-weights_s // (compute_s - cache_s)) if compute_s > cache_s else None
+-    knee = max(seconds, key=lambda b: b / seconds[b] ** 2, default=None)
++    knee = float(max(seconds, key=lambda b: b / seconds[b] ** 2, default=0)) or None
 
-# never
-always a knee: where there is no knee, the answer is None
--    knee = math.ceil(weights_s / (compute_s - cache_s)) if compute_s > cache_s else None
-+    knee = math.ceil(weights_s / abs(compute_s - cache_s)) if compute_s != cache_s else None
+# wall
+doubled only: between the last that fits and the first that does not there are more batches: halve the gap
+-    return knee, low
++    return knee, batch // 2
 
-infinity for none: where there is no knee, the answer is None
--    knee = math.ceil(weights_s / (compute_s - cache_s)) if compute_s > cache_s else None
-+    knee = math.ceil(weights_s / (compute_s - cache_s)) if compute_s > cache_s else math.inf
+the first that does not fit: that one does not fit any more
+-    return knee, low
++    return knee, high
 
-# tie
-one more than balanced: where the two take exactly as long, that batch is the knee
--    knee = math.ceil(weights_s / (compute_s - cache_s)) if compute_s > cache_s else None
-+    knee = int(weights_s / (compute_s - cache_s)) + 1 if compute_s > cache_s else None
+never more than half: the upper half of the gap was not looked at
+-    low, high = batch // 2, min(batch, max_batch + 1)  # low fits, high does not
++    low, high = batch // 2, min(3 * batch // 4, max_batch + 1)  # low fits, high does not
 
-# memory
-weights forgotten in memory: the weights lie in the same memory
--    free = memory_bytes - bytes_per_element * config.num_parameters()
-+    free = memory_bytes
+# counted
+one after the other: a batch after the other takes too many measurements: double, then halve what lies between
+-    low, high = batch // 2, min(batch, max_batch + 1)  # low fits, high does not
+-    while high - low > 1:
+-        middle = (low + high) // 2
+-        if tried(middle):
+-            low = middle
+-        else:
+-            high = middle
+-    return knee, low
++    low = batch // 2
++    while low < max_batch and tried(low + 1):
++        low += 1
++    return knee, low
 
-matrices alone in memory: all parameters lie in memory, those of a lookup table and of norms, too:
-config.num_parameters()
--    free = memory_bytes - bytes_per_element * config.num_parameters()
-+    free = memory_bytes - bytes_per_element * weights
+measured twice: a batch that was measured need not be measured again
+-    while batch <= max_batch and (samples := tried(batch)):
+-        seconds[batch] = statistics.median(samples[1:])
+-        batch *= 2
++    while batch <= max_batch and tried(batch):
++        seconds[batch] = statistics.median(tried(batch)[1:])
++        batch *= 2
 
-without the new token: each sequence holds context + 1 tokens when the step is done, and reads as many
--    cache_bytes = bytes_per_element * 2 * config.num_layers * kv * (context + 1)
-+    tokens = max(context, 1)
-+    cache_bytes = bytes_per_element * 2 * config.num_layers * kv * tokens
-@@
--    compute_s = (2 * weights + 4 * config.num_layers * q * (context + 1)) / ceilings.flop_per_s[dtype]
-+    compute_s = (2 * weights + 4 * config.num_layers * q * tokens) / ceilings.flop_per_s[dtype]
+halved from the beginning: the batches up to the last that fits need no second look: halve between it and the next
+-    low, high = batch // 2, min(batch, max_batch + 1)  # low fits, high does not
++    low, high = 0, max_batch + 1
 
-# grouped-heads
-cache for every query head: the cache holds H_kv heads, which several query heads share
--    cache_bytes = bytes_per_element * 2 * config.num_layers * kv * (context + 1)
-+    cache_bytes = bytes_per_element * 2 * config.num_layers * q * (context + 1)
+beyond the most: no batch beyond `max_batch` is asked for
+-    while batch <= max_batch and (samples := tried(batch)):
++    while samples := tried(batch):
 
-# memory-edges
-fewer than none: fewer than no sequences cannot be: the answer is 0
--    return knee, max(0, free // cache_bytes)
-+    return knee, free // cache_bytes
+# other-machines
+the caches of the smallest step: the knee is in what was measured; a line through two batches does not see the arithmetic
+-    knee = max(seconds, key=lambda b: b / seconds[b] ** 2, default=None)
++    each = max(seconds.get(2, 0) - seconds.get(1, 0), 1e-12)
++    knee = max((b for b in seconds if b <= max(1, 1.5 * seconds[1] / each)), default=None)
 
-never filled: a sequence that fills memory to the last byte fits
--    return knee, max(0, free // cache_bytes)
-+    return knee, max(0, (free - 1) // cache_bytes)
+# borders
+at least one: where not even one sequence fits, the answer is (None, 0)
+-    return knee, low
++    return knee or 1, max(1, low)
 
-# gpt2
-always three matrices: GPT-2's feed-forward has two matrices, up and down (config.is_gpt2)
--    mlp = (2 if config.is_gpt2 else 3) * d * config.intermediate_size
-+    mlp = 3 * d * config.intermediate_size
+none for nothing: where not even one sequence fits, the largest batch is 0
+-    return knee, low
++    return knee, low or None
+
+not the most itself: `max_batch` itself is allowed
+-    low, high = batch // 2, min(batch, max_batch + 1)  # low fits, high does not
++    low, high = batch // 2, min(batch, max_batch)
+
+# errors
+every error is full memory: only a MemoryError says that a batch does not fit; any other error has to be seen
+-        except MemoryError:
++        except Exception:
 """
 
 ROOFLINE_READING = """
@@ -319,6 +401,18 @@ the larger limit: the roof is the lower of the two limits
 -        fraction = attained / min(intensity * read, peak)
 +        fraction = attained / max(intensity * read, peak)
 
+the mean of the samples: the mean takes what disturbed one call for a part of all of them: the median of the samples
+-        intensity, attained = flops / moved, flops / statistics.median(samples)
++        intensity, attained = flops / moved, flops / statistics.mean(samples)
+
+the fastest sample: the fastest call was lucky: the median of the samples
+-        intensity, attained = flops / moved, flops / statistics.median(samples)
++        intensity, attained = flops / moved, flops / min(samples)
+
+bytes a second: that is the share of the bytes a second; FLOPs divided by seconds were asked for
+-        intensity, attained = flops / moved, flops / statistics.median(samples)
++        intensity, attained = flops / moved, moved / statistics.median(samples)
+
 # what-helps
 never launches: the fraction decides first: below 0.5 it is 'fewer launches', whatever the roof
 -        readings.append((roof, fraction, "fewer launches" if fraction < 0.5 else helps))
@@ -353,92 +447,91 @@ always the peak of bfloat16: the peak is that of the dtype asked for, ceilings.f
 
 WORKLOAD_COST = """
 # prompt-tokens
-FLOPs of weight bytes: FLOPs are 2 a *parameter*, not 2 a byte of weights: the published error, which doubles them at 2
-bytes
--    prompt_s = 2 * parameters * batch * prompt_tokens / ceilings.flop_per_s[dtype]
-+    prompt_s = 2 * parameters * weight_bytes_per_element * batch * prompt_tokens / ceilings.flop_per_s[dtype]
-
-multiply-accumulates: a multiply and its add are 2 FLOPs
--    prompt_s = 2 * parameters * batch * prompt_tokens / ceilings.flop_per_s[dtype]
-+    prompt_s = parameters * batch * prompt_tokens / ceilings.flop_per_s[dtype]
-
 minutes: an hour has 3,600 seconds
--    dollars_per_s = dollars_per_hour / 3600
-+    dollars_per_s = dollars_per_hour / 60
+-    prices = [1e6 * dollars_per_hour / 3600 * s / tokens for s, tokens in parts]
++    prices = [1e6 * dollars_per_hour / 60 * s / tokens for s, tokens in parts]
 
 per thousand tokens: per *million* tokens
--    return tuple(1e6 * dollars_per_s * seconds / (batch * tokens) for seconds, tokens in parts)
-+    return tuple(1e3 * dollars_per_s * seconds / (batch * tokens) for seconds, tokens in parts)
+-    prices = [1e6 * dollars_per_hour / 3600 * s / tokens for s, tokens in parts]
++    prices = [1e3 * dollars_per_hour / 3600 * s / tokens for s, tokens in parts]
 
-no batch among the tokens: one step makes a token for every sequence of the batch: the batch's tokens are batch times
-one sequence's
--    return tuple(1e6 * dollars_per_s * seconds / (batch * tokens) for seconds, tokens in parts)
-+    return tuple(1e6 * dollars_per_s * seconds / tokens for seconds, tokens in parts)
+sequences for tokens: a prompt has many tokens: prompt_tokens counts those of all sequences
+-    parts = ((seconds["prefill"], prompt_tokens), (seconds["decode"], output_tokens), both)
++    prompts = sum(step["sequences"] for step in steps if step["kind"] == "prefill")
++    parts = ((seconds["prefill"], prompts), (seconds["decode"], output_tokens), both)
 
 shared among the output's tokens: the seconds were divided by the other kind's tokens
--    parts = ((prompt_s, prompt_tokens), (output_s, output_tokens), both)
-+    parts = ((prompt_s, output_tokens), (output_s, output_tokens), both)
+-    parts = ((seconds["prefill"], prompt_tokens), (seconds["decode"], output_tokens), both)
++    parts = ((seconds["prefill"], output_tokens), (seconds["decode"], prompt_tokens), both)
 
 prices swapped: that is the other kind's price: the prompt's comes first
--    return tuple(1e6 * dollars_per_s * seconds / (batch * tokens) for seconds, tokens in parts)
-+    prompt, output, either = (1e6 * dollars_per_s * seconds / (batch * tokens) for seconds, tokens in parts)
-+    return output, prompt, either
+-    return (*prices, flops / seconds["prefill"] / peak_flop_per_s)
++    return (prices[1], prices[0], prices[2], flops / seconds["prefill"] / peak_flop_per_s)
 
 # output-tokens
-a step for every sequence: one step makes a token for every sequence of the batch: the batch's tokens are batch times
-one sequence's
--    output_s = (output_tokens - 1) * moved / ceilings.read_bytes_per_s
-+    output_s = batch * (output_tokens - 1) * moved / ceilings.read_bytes_per_s
+no first tokens: a prefill pass gives each of its sequences the first output token
+-    output_tokens = sum(step["sequences"] for step in steps)
++    output_tokens = sum(step["sequences"] for step in steps if step["kind"] == "decode") or 1
 
-no cache: each step reads the caches as well as the weights
--    moved = parameters * weight_bytes_per_element + batch * cache_bytes_per_sequence
-+    moved = parameters * weight_bytes_per_element
+a token for each step: a step gives a token to each of its sequences
+-    output_tokens = sum(step["sequences"] for step in steps)
++    output_tokens = len(steps)
 
-one cache: every sequence of the batch brings a cache of its own
--    moved = parameters * weight_bytes_per_element + batch * cache_bytes_per_sequence
-+    moved = parameters * weight_bytes_per_element + cache_bytes_per_sequence
-
-tokens of one sequence: one step makes a token for every sequence of the batch: the batch's tokens are batch times one
-sequence's
--    parts = ((prompt_s, prompt_tokens), (output_s, output_tokens), both)
-+    parts = ((prompt_s, prompt_tokens), (output_s, output_tokens / batch), both)
-
-shared among the prompt's tokens: the seconds were divided by the other kind's tokens
--    parts = ((prompt_s, prompt_tokens), (output_s, output_tokens), both)
-+    parts = ((prompt_s, prompt_tokens), (output_s, prompt_tokens), both)
+paid by sequence: the machine is paid by the hour, whatever the batch: a step's seconds count once
+-        seconds[step["kind"]] += step["end_s"] - step["start_s"]
++        sequences = step["sequences"] if step["kind"] == "decode" else 1
++        seconds[step["kind"]] += sequences * (step["end_s"] - step["start_s"])
 
 # all-tokens
 the mean of two prices: the mean of the two prices is right only where there are as many of either
--    return tuple(1e6 * dollars_per_s * seconds / (batch * tokens) for seconds, tokens in parts)
-+    prompt, output, either = (1e6 * dollars_per_s * seconds / (batch * tokens) for seconds, tokens in parts)
-+    return prompt, output, (prompt + output) / 2
+-    return (*prices, flops / seconds["prefill"] / peak_flop_per_s)
++    return (*prices[:2], sum(prices[:2]) / 2, flops / seconds["prefill"] / peak_flop_per_s)
 
 everything on the output: all tokens are the prompt's and the output's together
--    both = (prompt_s + output_s, prompt_tokens + output_tokens)
-+    both = (prompt_s + output_s, output_tokens)
+-    both = (paid_s, prompt_tokens + output_tokens)
++    both = (paid_s, output_tokens)
 
 prices added: the two prices are per token of their own kind: they do not add
--    return tuple(1e6 * dollars_per_s * seconds / (batch * tokens) for seconds, tokens in parts)
-+    prompt, output, either = (1e6 * dollars_per_s * seconds / (batch * tokens) for seconds, tokens in parts)
-+    return prompt, output, prompt + output
+-    return (*prices, flops / seconds["prefill"] / peak_flop_per_s)
++    return (*prices[:2], sum(prices[:2]), flops / seconds["prefill"] / peak_flop_per_s)
 
-# other-weights
-a byte for a FLOP: FLOPs are 2 a *parameter*; bytes only happen to be 2 a parameter in bfloat16
--    prompt_s = 2 * parameters * batch * prompt_tokens / ceilings.flop_per_s[dtype]
-+    prompt_s = parameters * weight_bytes_per_element * batch * prompt_tokens / ceilings.flop_per_s[dtype]
+# idle
+waiting for free: the hour is paid while the machine waits, too: from the first start to the last end
+-    paid_s = steps[-1]["end_s"] - steps[0]["start_s"]
++    paid_s = sum(seconds.values())
 
-always two bytes: weights take weight_bytes_per_element bytes each
--    moved = parameters * weight_bytes_per_element + batch * cache_bytes_per_sequence
-+    moved = parameters * 2 + batch * cache_bytes_per_sequence
+from zero: the log does not begin at 0: count from the start of its first pass
+-    paid_s = steps[-1]["end_s"] - steps[0]["start_s"]
++    paid_s = steps[-1]["end_s"]
+
+until the next pass: the waiting between passes belongs to neither kind; only the third price has it
+-    for step in steps:
+-        seconds[step["kind"]] += step["end_s"] - step["start_s"]
++    for step, following in zip(steps, [*steps[1:], {"start_s": steps[-1]["end_s"]}]):
++        seconds[step["kind"]] += following["start_s"] - step["start_s"]
 
 # one-output-token
-a step for the first token: the first output token comes from the prompt's pass: output_tokens - 1 steps
--    output_s = (output_tokens - 1) * moved / ceilings.read_bytes_per_s
-+    output_s = output_tokens * moved / ceilings.read_bytes_per_s
+no price without steps: where no step was decoded, the output tokens cost 0
+-    prices = [1e6 * dollars_per_hour / 3600 * s / tokens for s, tokens in parts]
++    prices = [1e6 * dollars_per_hour / 3600 * s / tokens if s else None for s, tokens in parts]
 
-at least one step: the first output token comes from the prompt's pass: output_tokens - 1 steps
--    output_s = (output_tokens - 1) * moved / ceilings.read_bytes_per_s
-+    output_s = max(1, output_tokens - 1) * moved / ceilings.read_bytes_per_s
+# demands
+FLOPs of weight bytes: FLOPs are 2 a *parameter*, not 2 a byte of weights: the published error, which doubles them at 2
+bytes
+-    flops = 2 * parameters * prompt_tokens
++    flops = 2 * 2 * parameters * prompt_tokens
+
+multiply-accumulates: a multiply and its add are 2 FLOPs
+-    flops = 2 * parameters * prompt_tokens
++    flops = parameters * prompt_tokens
+
+all tokens' FLOPs: the FLOPs are those of the prompt tokens; the decode steps are neither counted nor timed
+-    flops = 2 * parameters * prompt_tokens
++    flops = 2 * parameters * (prompt_tokens + output_tokens)
+
+utilization of all seconds: the prompts' FLOPs were divided by all seconds; only their own passes computed them
+-    return (*prices, flops / seconds["prefill"] / peak_flop_per_s)
++    return (*prices, flops / paid_s / peak_flop_per_s)
 """
 
 ONE_GRAPH = """
@@ -551,27 +644,23 @@ WRONG = read_mistakes(
 
 ALTERNATIVE: dict[str, str] = {
     "roofline-intensity": """
-def counted(flops, values, bytes_per_element):
-    return flops, values * bytes_per_element, flops / (values * bytes_per_element)
+def size(shape):
+    return 1 if not shape else shape[0] * size(shape[1:])
 
 
-def linear_costs(rows, d_in, d_out, bytes_per_element):
-    return counted(rows * d_out * (d_in + d_in), (rows + d_out) * (d_in + rows) - rows * rows, bytes_per_element)
+def one(op, read, written, bytes_per_element):
+    values = sum(map(size, read)) + size(written)
+    if op == "product":
+        return 2 * size(read[0]) * read[1][-1], values * bytes_per_element
+    if op != "attention":
+        return 0, values * bytes_per_element
+    (sequences, heads, new, width), keys = read[0], read[1][2]
+    return sequences * heads * width * 2 * new * (2 * keys - new + 1), values * bytes_per_element
 
 
-def mlp_costs(rows, d, f, bytes_per_element, matrices=3):
-    parameters = matrices * d * f
-    return counted(2 * rows * parameters, parameters + matrices * rows * (d + f), bytes_per_element)
-
-
-def attention_costs(sequences, new_tokens, keys, q_heads, kv_heads, head_dim, bytes_per_element):
-    first, last = keys - new_tokens + 1, keys
-    pairs = (first + last) * new_tokens // 2
-    values = 2 * head_dim * (new_tokens * q_heads + keys * kv_heads)
-    return counted(sequences * q_heads * pairs * 4 * head_dim, sequences * values, bytes_per_element)
-
-
-layer_costs = {"linear": linear_costs, "mlp": mlp_costs, "attention": attention_costs}
+def layer_costs(calls):
+    flops, moved = (sum(counts) for counts in zip(*(one(**call) for call in calls)))
+    return flops, moved, flops / moved
 """,
     "roofline-tpot": """
 def predict_tpot(config, *, batch, context, bytes_per_element, launches, ceilings, dtype):
@@ -587,50 +676,71 @@ def predict_tpot(config, *, batch, context, bytes_per_element, launches, ceiling
         [(compute, "compute"), (bandwidth, "bandwidth"), (launches * ceilings.launch_s, "launch")]
     )[-1]
     return limit, seconds
+
+
+def measure_tpot(step, finish, clock, repeats):
+    def once():
+        finish()
+        start = clock()
+        step()
+        finish()
+        return clock() - start
+
+    taken = sorted([once() for _ in range(repeats + 1)][1:])
+    return (taken[(repeats - 1) // 2] + taken[repeats // 2]) / 2
+
+
+step_times = {"predict": predict_tpot, "measure": measure_tpot}
 """,
     "roofline-knee": """
-def batch_limits(config, *, context, bytes_per_element, memory_bytes, ceilings, dtype):
-    L, D, d = config.num_layers, config.head_dim, config.hidden_size
-    P = L * d * (2 * D * (config.num_heads + config.num_kv_heads) + (3 - config.is_gpt2) * config.intermediate_size)
-    P += d * config.vocab_size
-    cache = config.kv_values_per_token() * (context + 1) * bytes_per_element
-    ridge = ceilings.flop_per_s[dtype] / ceilings.read_bytes_per_s  # FLOPs per byte
+def batch_limits(measure, max_batch):
+    def seconds(batch):
+        first, *others = measure(batch)
+        return statistics.median(others)
 
-    def compute_binds(batch):
-        flops = batch * (2 * P + 4 * L * config.num_heads * D * (context + 1))
-        return flops >= ridge * (P * bytes_per_element + batch * cache)
-
-    low, high = 0, 1  # compute does not bind at low
-    while not compute_binds(high):
-        low, high = high, 2 * high
-        if high > 2**50:
-            break
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if compute_binds(middle) else (middle, high)
-    left = memory_bytes - config.num_parameters() * bytes_per_element
-    return (high if compute_binds(high) else None), (left // cache if left > 0 else 0)
+    fits, full, worth, batch, step = 0, max_batch + 1, {}, 1, None
+    while fits + 1 < full:
+        batch = step and (fits + full) // 2 or min(max(1, 2 * fits), max_batch)
+        doubled = batch == max(1, 2 * fits) and not step
+        try:
+            took = seconds(batch)
+        except MemoryError:
+            full, step = batch, "halve"
+            continue
+        if doubled:
+            worth[batch] = batch / took / took
+        else:
+            step = "halve"
+        fits = batch
+    return (max(worth, key=worth.get) if worth else None), fits
 """,
     "roofline-reading": """
 def read_roofline(points, ceilings, dtype):
-    def one(intensity, attained):
-        slope, peak = intensity * ceilings.read_bytes_per_s, ceilings.flop_per_s[dtype]
-        if slope >= peak:
-            return ("compute", attained / peak, "more FLOP/s" if attained >= peak / 2 else "fewer launches")
-        return ("bandwidth", attained / slope, "fewer bytes" if attained >= slope / 2 else "fewer launches")
+    def one(flops, moved, samples):
+        by_bytes, by_flops = moved / ceilings.read_bytes_per_s, flops / ceilings.flop_per_s[dtype]
+        took = statistics.median(samples)
+        if by_flops >= by_bytes:
+            return ("compute", by_flops / took, "more FLOP/s" if by_flops >= took / 2 else "fewer launches")
+        return ("bandwidth", by_bytes / took, "fewer bytes" if by_bytes >= took / 2 else "fewer launches")
 
     return [one(*point) for point in points]
 """,
     "workload-cost": """
-def workload_price(**w):
-    machine, batch = w["ceilings"], w["batch"]
-    moved = w["weight_bytes_per_element"] * w["parameters"] + batch * w["cache_bytes_per_sequence"]
-    tpot = moved / machine.read_bytes_per_s
-    per_prompt_token_s = 2 * w["parameters"] / machine.flop_per_s[w["dtype"]]
-    per_output_token_s = tpot / batch * (w["output_tokens"] - 1) / w["output_tokens"]
-    prompt, output = (s * w["dollars_per_hour"] / 3600e-6 for s in (per_prompt_token_s, per_output_token_s))
-    share = w["prompt_tokens"] / (w["prompt_tokens"] + w["output_tokens"])
-    return [prompt, output, share * prompt + (1 - share) * output]
+def workload_price(steps, *, parameters, peak_flop_per_s, dollars_per_hour):
+    def of(kind):
+        some = [step for step in steps if step["kind"] == kind]
+        return sum(step["end_s"] - step["start_s"] for step in some), sum(step["sequences"] for step in some)
+
+    (prompt_s, firsts), (steps_s, others) = of("prefill"), of("decode")
+    tokens = sum(step["prompt_tokens"] for step in steps)
+    micro = dollars_per_hour / 0.0036
+    paid = max(step["end_s"] for step in steps) - min(step["start_s"] for step in steps)
+    return [
+        micro * prompt_s / tokens,
+        micro * steps_s / (firsts + others),
+        micro * paid / (tokens + firsts + others),
+        tokens * 2 * parameters / (peak_flop_per_s * prompt_s),
+    ]
 """,
     "one-graph": """
 def cap_logits(logits, limit):

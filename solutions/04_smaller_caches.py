@@ -395,9 +395,9 @@ checks.check("smaller-convert", to_gqa)
 #
 # ## 6. A design for a budget
 #
-# *Lab 04, "One formula, five ways to shrink it" and "Which one?".* A smaller cache allows a larger batch, at
-# some cost in quality. Given a memory size, a number of users and a context, which is the best design that
-# fits? Write three functions:
+# *Lab 04, "One formula, five ways to shrink it" and "Smaller caches buy larger batches".* A smaller cache allows a
+# larger batch, at some cost in quality. Given a memory size, a number of users and a context, which is the best design
+# that fits? Write three functions:
 #
 # | function | returns |
 # |---|---|

@@ -130,20 +130,18 @@ class Cost:
         return [self.flops, self.moved, float(Fraction(self.flops, self.moved))]
 
 
-def product(n, i, o, b):
-    return Cost(2 * n * i * o, b * (n * i + i * o + n * o))
+def cost_of(op, read, written, bytes_per_element):
+    moved = bytes_per_element * sum(torch.Size(shape).numel() for shape in (*read, written))
+    match op:
+        case "product":
+            return Cost(2 * torch.Size(read[0]).numel() * read[1][-1], moved)
+        case "attention":
+            sequences, heads, new, width = read[0]
+            return Cost(2 * sequences * heads * width * new * (2 * read[1][2] - new + 1), moved)
+    return Cost(0, moved)
 
 
-layer_costs = {
-    "linear": lambda rows, d_in, d_out, bytes_per_element: product(rows, d_in, d_out, bytes_per_element).shown(),
-    "mlp": lambda rows, d, f, bytes_per_element, matrices=3: sum(
-        (product(rows, d, f, bytes_per_element) for _ in range(matrices - 1)), product(rows, f, d, bytes_per_element)
-    ).shown(),
-    "attention": lambda sequences, new_tokens, keys, q_heads, kv_heads, head_dim, bytes_per_element: Cost(
-        2 * sequences * q_heads * head_dim * new_tokens * (2 * keys - new_tokens + 1),
-        2 * bytes_per_element * sequences * head_dim * (new_tokens * q_heads + keys * kv_heads),
-    ).shown(),
-}
+layer_costs = lambda calls: sum((cost_of(**call) for call in calls), Cost()).shown()
 """,
     "roofline-tpot": """
 from collections import namedtuple
@@ -166,24 +164,55 @@ def predict_tpot(config, *, batch, context, bytes_per_element, launches, ceiling
         ),
         Term(2 * batch * (P + 2 * per_layer(config.num_heads * D * S)) / ceilings.flop_per_s[dtype], "compute"),
     )[::-1]
+
+
+class Stopwatch:
+    def __init__(self, step, finish, clock):
+        self.step, self.finish, self.clock = step, finish, clock
+
+    def __iter__(self):
+        while True:
+            self.finish()
+            started = self.clock()
+            self.step()
+            self.finish()
+            yield self.clock() - started
+
+
+def measure_tpot(step, finish, clock, repeats):
+    _, *taken = (seconds for _, seconds in zip(range(repeats + 1), Stopwatch(step, finish, clock)))
+    return torch.tensor(taken, dtype=torch.float64).quantile(0.5)
+
+
+step_times = dict(measure=measure_tpot, predict=predict_tpot)
 """,
     "roofline-knee": """
-from fractions import Fraction
+from functools import lru_cache
 
 
 class Limits:
-    def __call__(self, config, *, context, bytes_per_element, memory_bytes, ceilings, dtype):
-        c, S, b = config, context + 1, bytes_per_element
-        P = c.num_layers * (
-            2 * c.hidden_size * c.head_dim * (c.num_heads + c.num_kv_heads)
-            + [3, 2][c.is_gpt2] * c.hidden_size * c.intermediate_size
-        ) + c.hidden_size * c.vocab_size
-        cache = 2 * b * c.num_layers * c.num_kv_heads * c.head_dim * S
-        x = Fraction(2 * P + 4 * c.num_layers * c.num_heads * c.head_dim * S) / Fraction(ceilings.flop_per_s[dtype])
-        y, z = (Fraction(n) / Fraction(ceilings.read_bytes_per_s) for n in (b * P, cache))
-        knee = None if x <= z else -((-y) // (x - z))
-        left = memory_bytes - b * c.num_parameters()
-        return [knee, left // cache * (left >= 0)]
+    def __call__(self, measure, max_batch):
+        @lru_cache(maxsize=None)
+        def took(batch):
+            try:
+                return statistics.median(measure(batch)[1:])
+            except MemoryError:
+                return None
+
+        def between(fits, full):
+            middle = (fits + full) // 2
+            if full - fits == 1:
+                return fits
+            return between(middle, full) if took(middle) else between(fits, middle)
+
+        doubled = []
+        while (batch := 2 ** len(doubled)) <= max_batch and took(batch):
+            doubled.append(batch)
+        if not doubled:
+            return [None, 0]
+        seconds = torch.tensor([took(b) for b in doubled], dtype=torch.float64)
+        best = int((torch.tensor(doubled) / seconds.square()).argmax())
+        return [doubled[best], between(doubled[-1], min(2 * doubled[-1], max_batch + 1))]
 
 
 batch_limits = Limits()
@@ -193,9 +222,12 @@ def read_roofline(points, ceilings, dtype):
     peak, slope = ceilings.flop_per_s[dtype], ceilings.read_bytes_per_s
 
     def read(point):
-        limit, roof, helps = min((point[0] * slope, "bandwidth", "fewer bytes"), (peak, "compute", "more FLOP/s"),
+        flops, moved, samples = point
+        limit, roof, helps = min((flops / moved * slope, "bandwidth", "fewer bytes"), (peak, "compute", "more FLOP/s"),
                                  key=lambda one: (one[0], one[1] == "bandwidth"))
-        return [roof, share := torch.tensor(point[1] / limit, dtype=torch.float64),
+        middle = sorted(samples)[(len(samples) - 1) // 2 : len(samples) // 2 + 1]
+        attained = flops / (sum(middle) / len(middle))
+        return [roof, share := torch.tensor(attained / limit, dtype=torch.float64),
                 "fewer launches" if share < 0.5 else helps]
 
     return tuple(map(read, points))
@@ -204,16 +236,16 @@ def read_roofline(points, ceilings, dtype):
 import numpy as np
 
 
-def workload_price(*, ceilings, dtype, **w):
-    seconds = np.array([
-        2 * w["parameters"] * w["batch"] * w["prompt_tokens"] / ceilings.flop_per_s[dtype],
-        (w["output_tokens"] - 1)
-        * (w["parameters"] * w["weight_bytes_per_element"] + w["batch"] * w["cache_bytes_per_sequence"])
-        / ceilings.read_bytes_per_s,
-    ])
-    tokens = w["batch"] * np.array([w["prompt_tokens"], w["output_tokens"]], dtype=float)
-    price = w["dollars_per_hour"] / 3600 * 1e6
-    return [*(price * seconds / tokens), price * seconds.sum() / tokens.sum()]
+def workload_price(steps, *, parameters, peak_flop_per_s, dollars_per_hour):
+    prefill = np.array([step["kind"] == "prefill" for step in steps])
+    start, end, sequences, tokens = (
+        np.array([step[name] for step in steps], dtype=float)
+        for name in ("start_s", "end_s", "sequences", "prompt_tokens")
+    )
+    took, price = end - start, dollars_per_hour / 3600 * 1e6
+    seconds = np.array([took[prefill].sum(), took[~prefill].sum(), end.max() - start.min()])
+    divided = seconds / np.array([tokens.sum(), sequences.sum(), tokens.sum() + sequences.sum()])
+    return [*(price * divided), 2 * parameters * tokens.sum() / seconds[0] / peak_flop_per_s]
 """,
     "one-graph": """
 def cap_logits(logits, limit):

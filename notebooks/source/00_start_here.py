@@ -5,8 +5,8 @@
 # methods that reduce this cost.
 #
 # You will run a real inference engine, measure it on the machine in front of you, and then build its parts.
-# This first notebook introduces the machine, the model, a panel and an exercise. It takes about fifteen
-# minutes, most of them reading.
+# This first notebook introduces the machine, the model, a panel and an exercise, in about fifteen minutes. Its
+# last part, [The decoder in ten minutes](#The-decoder-in-ten-minutes), recalls what is inside the model.
 
 # %% [markdown]
 # ## The whole course in one picture
@@ -40,6 +40,10 @@
 # Two imports are enough for all labs. Run a cell with **Shift + Enter**.
 
 # %%
+from itertools import pairwise
+
+import torch
+
 import workbench as wb
 from workbench.lectures import ask, picture, say, summary, table
 from workbench.panels import style
@@ -56,7 +60,7 @@ print("Inference Workbench", wb.__version__)
 from workbench.instruments.doctor import examine
 
 findings = examine()
-words = {True: "right", False: "to mend", None: "note"}
+words = {True: "right", False: "to fix", None: "note"}
 
 # %% jupyter={"source_hidden": true}
 table(["what", "verdict"], [[f.name, words[f.ok]] for f in findings], "This installation")
@@ -88,9 +92,9 @@ rows += [["start one operation", f"{machine.launch_s * 1e6:.1f} µs"]]
 table(["ceiling", "measured"], rows, "The ceilings of this machine")
 
 # %% [markdown]
-# Divide the second by the first and you get a number to remember: how many operations the machine can do in the
-# time it takes to read one byte. If generating a token needs fewer operations than that per byte read, it is
-# limited by memory bandwidth.
+# Operations per second divided by bytes per second is a number to remember: how many operations the machine can do in
+# the time it takes to read one byte. If generating a token needs fewer operations per byte than that, it is limited by
+# memory bandwidth.
 
 # %%
 balance = machine.flop_per_s["float32"] / machine.read_bytes_per_s
@@ -98,7 +102,7 @@ balance = machine.flop_per_s["float32"] / machine.read_bytes_per_s
 # %% jupyter={"source_hidden": true}
 say(
     f"This machine can do **{balance:.2g}** float32 operations in the time it takes to read one byte. "
-    "Writing one token with one user needs about half of one: two operations for each weight of four bytes."
+    "Generating a token for one user needs about half an operation per byte: two for each weight of four bytes."
 )
 
 # %% [markdown]
@@ -123,9 +127,8 @@ say(
 # %% [markdown]
 # ## One token, predicted
 #
-# Guess before you compute. Every lecture asks before it shows: write a number, press *Predict*, and run the next
-# cell. It waits for your guess. A rough one is enough; a wrong one shows you what to learn. *Show me* goes on
-# without one.
+# Every lecture asks before it shows: write a number, press *Predict*, and run the next cell, which waits for your
+# guess. A rough one is enough; a wrong one shows you what to learn. *Show me* goes on without one.
 
 # %% jupyter={"source_hidden": true}
 token_guess = ask("one token", "How long will this machine need to generate one token?", unit="ms", example=5, low=0)
@@ -211,8 +214,8 @@ print("the same", len(again.tokens), "tokens")
 # ## A panel
 #
 # A panel asks one question. Under its picture, **Run** starts the measurement, **Stop** ends it within a second, and
-# *Projector* fills the screen. Then come the controls for the settings and a few words on what limits the speed on
-# this machine; folded below them are why, the numbers as a table, and how it was measured.
+# *Projector* fills the screen. Then come the controls and a few words on the result; folded below them are the reasons,
+# the numbers as a table, and how it was measured.
 #
 # This panel generates a few tokens and shows when each of them came. Here the whole text goes through the model
 # again for each token, so later tokens have more work to do.
@@ -233,8 +236,8 @@ panel = wb.panels.request()
 panel
 
 # %% [markdown]
-# Change the prompt or the number of tokens and press Run. Everything that you can do with the mouse you can also do in code: `run` measures with the settings you give,
-# and `snapshot` keeps the picture for where the panel itself is not: beside the panel, it is hidden.
+# Change the prompt or the number of tokens and press Run. Everything that you can do with the mouse you can also do in
+# code: `run` measures with the settings you give, and `snapshot` stores the picture, for pages without a running kernel.
 
 # %%
 measured = panel.run(max_new_tokens=24)
@@ -304,8 +307,11 @@ picture(figure, alt)
 #    tokens.
 # 3. **The idea**: one picture, then the formula.
 # 4. **The panel**: predicted against measured, and in what regime the method helps.
-# 5. **What it costs**, when it does *not* help, and what production systems do.
+# 5. **When to use it, and when not**, what production systems do, and five things to take along.
 # 6. **Exercises**: you write the real part, and run it on the real model.
+#
+# Long labs are divided into sittings of at most 40 minutes. Parts whose heading begins with *Deeper* are folded; nothing
+# after them needs them.
 
 # %% [markdown]
 # ## How an exercise goes
@@ -367,8 +373,257 @@ except WorkbenchError as error:
 #   function promises, with units.
 # - **How does the engine work?** It is kept small so that you can read it. `docs/architecture.md` follows one
 #   request through it, file by file.
+
+# %% [markdown]
+# # The decoder in ten minutes
 #
-# ## Your guesses
+# Lab 01 starts with the model as a box: tokens in, scores out. Here the box is opened. If you have written a
+# decoder yourself, look at the two tables and the panel, and go on.
+#
+# ```text
+#   text ──► tokenizer ──► token ids [S] ──► embedding: a row of [V, d] for each
+#    ┌───────────────────────────────────────────┘
+#    ▼                  one of L layers; the double line is the residual stream
+#   x [S, d] ═══╤════════════════════════ + ═══╤══════════════════ + ═══► x [S, d]
+#               └── norm ── attention ────┘    └── norm ── MLP ────┘       │
+#    ┌─────────────────────────────────────────────────────────────────────┘
+#    ▼
+#   final norm ──► head [V, d] ──► logits [S, V] ──► the last row scores the next token
+# ```
+#
+# The same letters stand for the same sizes in all labs ([glossary](../docs/glossary.md#shapes)):
+
+# %% jupyter={"source_hidden": true}
+decoder_text = "def area(width, height):\n    return width *"
+ids = model.tokenizer.encode(decoder_text)
+S = len(ids)
+letters = [
+    ["N", "tokens of one forward, of all texts together", S],
+    ["B", "texts in one forward", 1],
+    ["S", "tokens of one text", S],
+    ["L", "layers", shape.num_layers],
+    ["H_q", "query heads", shape.num_heads],
+    ["H_kv", "key-value heads", shape.num_kv_heads],
+    ["d", "width: numbers per token in the residual stream", shape.hidden_size],
+    ["D", "numbers per head", shape.head_dim],
+    ["F", "width inside the MLP", f"{shape.intermediate_size:,}"],
+    ["V", "tokens in the vocabulary", f"{shape.vocab_size:,}"],
+]
+table(["letter", "what", "here"], letters, f"{model.name} with the text {decoder_text!r}")
+
+# %% [markdown]
+# ## Which weights there are
+#
+# A layer has two parts. [**Attention**](../docs/glossary.md#the-model) moves information between tokens; it has four
+# matrices, Q, K, V and the output O. The **MLP** works on each token alone; it has three, gate, up and down. Beside the
+# layers there is the embedding. In this model the same matrix is also the head, which makes the scores.
+
+# %% jupyter={"source_hidden": true}
+mlp_guess = ask("the MLPs' share", "What share of all weights lies in the MLPs?", unit="%", example=50, low=0, high=100)
+mlp_guess
+
+# %%
+mlp_guess.answer()
+sizes = {name: weight.numel() for name, weight in model.named_parameters()}
+mlp_share = sum(size for name, size in sizes.items() if ".mlp." in name) / sum(sizes.values())
+
+# %% jupyter={"source_hidden": true}
+mlp_guess.compare(100 * mlp_share, how="counted")
+
+# %% jupyter={"source_hidden": true}
+kinds = {"embed.weight": ("embedding, and head", "[V, d]")}
+kinds |= {f"attention.{n}.weight": (n.upper(), s) for n, s in zip("qkv", ("[H_q·D, d]", "[H_kv·D, d]", "[H_kv·D, d]"))}
+kinds |= {"attention.o.weight": ("O", "[d, H_q·D]")}
+kinds |= {f"mlp.{n}.weight": (n, s) for n, s in (("gate", "[F, d]"), ("up", "[F, d]"), ("down", "[d, F]"))}
+weight_rows = []
+for name, (called, letters_of_it) in kinds.items():
+    alike = [(n, w) for n, w in model.named_parameters() if n.endswith(name)]
+    sides = list(alike[0][1].shape)
+    parameters = sum(w.numel() for _, w in alike)
+    share = sum(w.nbytes for _, w in alike) / weight_bytes
+    weight_rows.append([called, letters_of_it, sides, len(alike), f"{parameters:,}", f"{share:.1%}"])
+norms = [w for n, w in model.named_parameters() if "norm" in n]
+norm_share = sum(w.nbytes for w in norms) / weight_bytes
+weight_rows.append(
+    ["norms", "[d]", [shape.hidden_size], len(norms), f"{sum(map(torch.numel, norms)):,}", f"{norm_share:.2%}"]
+)
+assert sum(int(row[4].replace(",", "")) for row in weight_rows) == model.num_parameters()
+table(
+    ["weight", "shape [out, in]", "here", "how many", "parameters", "share of bytes"],
+    weight_rows,
+    f"{model.num_parameters():,} parameters",
+)
+
+# %% [markdown]
+# ## What a layer does
+#
+# 1. **Norm.** Each row of x is divided by its root mean square and multiplied by a weight per column (RMSNorm).
+# 2. **Q, K, V.** Three products give each token a query in each of H_q heads, and a key and a value in each of H_kv
+#    heads. With H_kv < H_q, a group of query heads shares one key-value head (grouped-query attention).
+# 3. [**Rotary embedding.**](../docs/glossary.md#the-model) Queries and keys are rotated, pair by pair, by angles that
+#    grow with the position. Their dot product then depends on the distance between two tokens.
+# 4. **Causal attention.** In each head, every query is compared with the keys of its own token and of all before it:
+#    dot products, divided by √D. Softmax makes shares of them that sum to 1, and the result is the sum of the values,
+#    each times its share. Tokens to come are masked: a row predicts the next token without having seen it.
+# 5. **Output.** The heads lie side by side, one product with O brings them back to width d, and the result is
+#    **added** to x.
+# 6. **MLP.** After another norm: down·(silu(gate·x) × (up·x)), where silu(z) = z·sigmoid(z). This form is called
+#    SwiGLU. The result is added to x, too.
+#
+# Nothing in x is ever replaced. It passes all layers as a sum to which each part adds: the **residual stream**.
+
+# %% [markdown]
+# ## The same as code
+#
+# This is the whole forward, from the weights alone. It is slow and complete. Two helpers first:
+
+# %%
+from torch.nn.functional import silu
+
+
+def norm(x, weight):
+    """Each row of x [S, d] divided by its root mean square, times a weight for each column."""
+    return weight * x / (x.square().mean(-1, keepdim=True) + shape.norm_eps).sqrt()
+
+
+def rotate(x, angles):
+    """x [S, heads, D], each pair (x[i], x[i + D/2]) turned by the angle of its position and its place."""
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], dim=-1)
+
+
+# %%
+@torch.no_grad()
+def forward_by_hand(ids):
+    """The logits [S, V] of a text, and the residual stream [S, d] before the first and after each layer."""
+    S, D, group = len(ids), shape.head_dim, shape.num_heads // shape.num_kv_heads
+    angles = torch.arange(S)[:, None, None] / shape.rope_theta ** (torch.arange(0, D, 2) / D)  # [S, 1, D/2]
+    to_come = torch.ones(S, S, dtype=torch.bool).triu(1)
+    x = model.embed.weight[ids]  # [S, d]
+    stream = [x]
+    for layer in model.layers:
+        attention, mlp = layer.attention, layer.mlp
+        h = norm(x, layer.attention_norm.weight)
+        q, k, v = ((h @ part.weight.T).view(S, -1, D) for part in (attention.q, attention.k, attention.v))
+        q, k = rotate(q, angles), rotate(k, angles)  # [S, H_q, D], [S, H_kv, D]
+        k, v = (each.repeat_interleave(group, dim=1) for each in (k, v))  # [S, H_q, D]
+        scores = torch.einsum("qhd,khd->hqk", q, k) / D**0.5  # [H_q, S, S]
+        shares = scores.masked_fill(to_come, -torch.inf).softmax(dim=-1)
+        mixed = torch.einsum("hqk,khd->qhd", shares, v).reshape(S, -1)  # [S, H_q·D]
+        x = x + mixed @ attention.o.weight.T
+        h = norm(x, layer.mlp_norm.weight)
+        x = x + (silu(h @ mlp.gate.weight.T) * (h @ mlp.up.weight.T)) @ mlp.down.weight.T
+        stream.append(x)
+    return norm(x, model.norm.weight) @ model.head.weight.T, stream
+
+
+# %% [markdown]
+# The engine's forward takes a `Batch` of texts, and a place for what is kept between forwards; here nothing is kept.
+# Both must give the same logits:
+
+# %%
+from workbench.models.batch import Batch
+
+by_hand, stream = forward_by_hand(ids)
+with torch.no_grad():
+    by_engine = model(Batch.of([ids], logits="all"), wb.make_kv("recompute", shape))
+torch.testing.assert_close(by_hand, by_engine, rtol=1e-4, atol=1e-4)
+
+# %% jupyter={"source_hidden": true}
+say(
+    f"Equal: of {by_hand.numel():,} logits, [S, V] = [{S}, {shape.vocab_size:,}], the largest difference is"
+    f" {(by_hand - by_engine).abs().max():.1g}, where the largest logit is {by_engine.abs().max():.0f}. The last row says"
+    f" that {model.tokenizer.token_text(int(by_hand[-1].argmax()))!r} comes next, with probability"
+    f" {by_hand[-1].softmax(-1).max():.0%}."
+)
+
+# %% [markdown]
+# ## What one layer adds
+#
+# The stream keeps its shape [S, d] from the embedding to the final norm, so a layer's contribution is a difference:
+
+# %% jupyter={"source_hidden": true}
+added = [((after - before).norm(dim=-1) / before.norm(dim=-1)).mean().item() for before, after in pairwise(stream)]
+lengths = [x.norm(dim=-1).mean().item() for x in stream]
+shown = [[i, f"{lengths[i]:.1f}", f"{share:.2f}", f"{lengths[i + 1]:.1f}"] for i, share in enumerate(added)]
+say(
+    f"The first layer adds **{added[0]:.0f}** times the length of what the embedding brought; each later one adds"
+    f" {min(added[1:]):.1f} to {max(added[1:]):.1f} of what it finds."
+)
+
+# %% jupyter={"source_hidden": true}
+table(["layer", "length of x before", "added, relative to it", "length after"], shown, "Means over the tokens")
+
+# %% [markdown]
+# ## How many operations
+#
+# Each weight of a matrix is used once per token: one multiplication and one addition. So a token takes about
+# 2 × parameters FLOPs. Torch can count what really ran:
+
+# %%
+from torch.utils.flop_counter import FlopCounterMode
+
+with FlopCounterMode(display=False) as counter:
+    forward_by_hand(ids)
+flops_per_token = counter.get_total_flops() / S
+
+# %% jupyter={"source_hidden": true}
+twice = 2 * model.num_parameters()
+assert 1 < flops_per_token / twice < 1.01
+say(
+    f"Counted: **{flops_per_token / 1e6:.2f} MFLOP** per token; 2 × parameters is {twice / 1e6:.2f} million, and the"
+    f" factor between them {flops_per_token / twice:.3f}. The rest is attention, which compares tokens with tokens and"
+    " uses no weights; it grows with S."
+)
+
+# %% [markdown]
+# ## Where attention looks
+#
+# The panel opens the model on a text of yours. It shows the tokens, the weights that one layer reads, what one head
+# looks at, and the most probable next tokens. Each row of the picture is a token and sums to 1. It begins with a head
+# that has specialized.
+
+# %% jupyter={"source_hidden": true}
+even = sum(1 / (i + 1) for i in range(2, S)) / (S - 2)
+previous_guess = ask(
+    "attention to the previous token",
+    "In the mean over all heads, how much of its attention does a token give to the one just before it? Divided evenly,"
+    f" it would be {even:.0%}.",
+    unit="%",
+    example=50,
+    low=0,
+    high=100,
+)
+previous_guess
+
+# %%
+previous_guess.answer()
+opened = wb.panels.decoder(layer=3, head=4)
+opened
+
+# %%
+heads = [m for m in opened.run(text=decoder_text) if m.unit == "share"]
+opened.snapshot()
+
+# %%
+means = {name: sum(m.counts[name] for m in heads) / len(heads) for name in ("first", "previous")}
+previous_guess.compare(100 * means["previous"], how="counted")
+
+# %% jupyter={"source_hidden": true}
+sharpest = max(heads, key=lambda m: m.counts["previous"])
+say(
+    f"The mean hides how different heads are: head {sharpest.settings['head']} of layer {sharpest.settings['layer']} gives"
+    f" **{sharpest.counts['previous']:.0%}** to the previous token. The first token gets {means['first']:.0%} in the mean,"
+    f" where an even share would be {even:.0%}. In many larger models the first token gets far more: attention sinks"
+    " ([arXiv 2309.17453](https://arxiv.org/abs/2309.17453), lab 04)."
+)
+
+# %% [markdown]
+# That is the whole model. Everything in this course changes *when* these products are computed, *what* is kept of
+# them, and *in how many bits*; the logits must stay the same, or a lab says by how much they do not.
+
+# %% [markdown]
+# # Your guesses
 #
 # A lecture ends with what it asked, and with how far off your guesses were.
 
@@ -376,4 +631,5 @@ except WorkbenchError as error:
 summary()
 
 # %% [markdown]
-# Now to the question where the course begins: [Lab 01, naive generation](01_naive_generation.ipynb).
+# One forward gives one token. How does the model generate a page, and what does the page cost?
+# [Lab 01, naive generation](01_naive_generation.ipynb).

@@ -6,6 +6,8 @@
 #
 # We begin with the simplest loop that works. It is slow, but it stays in the engine: every faster method in the
 # later labs must give the same tokens as this loop.
+#
+# Two sittings: **The loop and what it costs**, and **From logits to a token**.
 
 # %% jupyter={"source_hidden": true}
 import torch
@@ -22,6 +24,8 @@ tokenizer = model.tokenizer
 print(f"{model.name}: {model.num_parameters() / 1e6:.1f} million weights, trained on Python code")
 
 # %% [markdown]
+# # Sitting 1: The loop and what it costs
+#
 # ## The loop
 #
 # ```text
@@ -53,8 +57,8 @@ rows_guess
 # %% [markdown]
 # ## One step, slowly: text to tokens
 #
-# The model does not see letters. A tokenizer cuts the text into pieces that were frequent in its training text,
-# and each piece has a number.
+# The model does not see letters. A tokenizer cuts the text into pieces that were frequent in its training text
+# (*tokens*), and each piece has a number.
 
 # %%
 rows_guess.answer()
@@ -68,8 +72,8 @@ table(["token id", "text"], pieces, f"{len(prompt)} characters, {len(token_ids)}
 # %% [markdown]
 # ## Forward
 #
-# All tokens go in at once, as a flat list of N. `kv` holds what the model remembers between calls. This one
-# remembers nothing, and that makes this lab's loop naive. The output is N rows of V scores, called [**logits**](../docs/glossary.md#the-model):
+# All tokens go in at once, as a flat list of N. `kv` holds what the model remembers between calls; this kind,
+# `"recompute"`, remembers nothing, so everything is computed again in each call. The output is N rows of V scores, called [**logits**](../docs/glossary.md#the-model):
 # one row for each token, one score for each entry of the vocabulary.
 
 # %%
@@ -110,7 +114,7 @@ print(tokenizer.decode(token_ids))
 # %% [markdown]
 # ## The whole loop
 #
-# That is all. Every autoregressive language model runs this loop:
+# Every *autoregressive* language model, one that reads its own output, runs this loop:
 
 
 # %%
@@ -178,8 +182,8 @@ say(
 # %% [markdown]
 # ## Check a printed number
 #
-# This example is found in print: without a cache, 1,000 tokens after a prompt of 2,000 take 2,500,500 rows. Do
-# not trust the book, and do not trust us. Add it up:
+# This example is found in print: a model that remembers nothing between steps takes 2,500,500 rows for 1,000 tokens
+# after a prompt of 2,000. Add it up:
 
 # %%
 long_rows = sum(range(2_000, 2_000 + 1_000))
@@ -188,10 +192,10 @@ print(f"2,001 + 2,002 + … + 3,000 = {sum(range(2_001, 3_001)):,}")
 assert long_rows == 2_499_500 and sum(range(2_001, 3_001)) == 2_500_500
 
 # %% [markdown]
-# The printed number is the second sum. It leaves out the first forward, over the prompt alone, and counts one
-# over all 3,000 tokens. That one never runs: the last token needs no forward after it. An error of one step
-# changes little here. In a cache, an error of one position gives a wrong answer. So ask of every formula what
-# its first and its last term stand for.
+# The printed number is the second sum. It leaves out the first pass, over the prompt alone, and counts one over all
+# 3,000 tokens, which never runs: no token is chosen after the last one. An error of one step changes little here; in
+# a cache (lab 03) an error of one position gives a wrong answer. So ask of every formula what its first and its last
+# term stand for.
 
 # %% [markdown]
 # ## And attention on top
@@ -239,8 +243,8 @@ say(
 )
 
 # %% [markdown]
-# Remember this. When we generate, we discard all rows but one. But if someone *gives* us a guess of the next
-# few tokens, one forward checks them all. Speculative sampling (lab 06) relies on that.
+# When we generate, we discard all rows but one. But if someone *gives* us a guess of the next few tokens, one forward
+# pass checks them all. Speculative sampling (lab 06) relies on that.
 
 # %% [markdown]
 # ## The step gets slower
@@ -281,9 +285,9 @@ table(["tokens", "measured, ms", "predicted, ms", "limit"], shown, "one step aga
 
 # %% [markdown]
 # A step over one token reads all weights for a single row, and hardly computes: it is limited by memory bandwidth,
-# or by starting its many small operations. More rows share the same reading, so at first a longer text costs
-# little more. From a few rows on, how many depends on the machine, the arithmetic is the limit, and the time grows
-# with the rows. The next lab explains this in detail.
+# or by starting (*launching*) its many small operations. More rows share the same reading, so at first a longer text
+# costs little more. Beyond some number of rows, which depends on the machine, arithmetic is the limit and the time
+# grows with the rows. Lab 02 explains this in detail.
 
 # %% jupyter={"source_hidden": true}
 from workbench.panels.words import beside_prediction
@@ -305,8 +309,9 @@ say(
 #        time to first token             time per output token, the gap between two
 # ```
 #
-# A user waits for the first token ([TTFT](../docs/glossary.md#measuring)), then reads while the others arrive ([TPOT](../docs/glossary.md#measuring)). These are two
-# different waits, with different causes.
+# A user waits for the first token ([TTFT](../docs/glossary.md#measuring)), then reads while the others arrive ([TPOT](../docs/glossary.md#measuring),
+# also called inter-token latency; lab 11 shows that tools define the two differently). These are two different waits,
+# with different causes.
 
 # %%
 answer = wb.generate(model, prompt, max_new_tokens=32, stop_token_ids=())
@@ -321,7 +326,8 @@ say(f"TTFT **{ttft_s * 1e3:.1f} ms**, TPOT **{tpot_s * 1e3:.1f} ms**, so **{1 / 
 # %% [markdown]
 # ## How fast is fast enough?
 #
-# People read about 238 words a minute (Brysbaert 2019), and English takes about four tokens for three words:
+# People read about 238 words per minute (Brysbaert 2019). For English the usual estimate is four tokens for three
+# words. The other two thresholds below, 15 tokens per second and half a second, are rules of thumb.
 
 # %%
 reading_tokens_per_s = 238 * 4 / 3 / 60
@@ -368,8 +374,8 @@ share_guess.compare(
 # ## Many users: throughput, and goodput
 #
 # A service looks at other numbers. [**Throughput**](../docs/glossary.md#measuring) counts all tokens per second, for all users together.
-# [**Goodput**](../docs/glossary.md#measuring) counts only the requests that were served as promised: the first token by a deadline, and then
-# fast enough. Eight requests with longer and longer prompts, one after the other:
+# [**Goodput**](../docs/glossary.md#measuring) counts only the requests that were served as promised: the first token by a deadline, and
+# the others fast enough. Here are eight requests with longer and longer prompts, one after the other:
 
 # %%
 source = tokenizer.encode(next(f.text for f in held_out_files() if f.path == "textwrap.py"))
@@ -394,14 +400,15 @@ rows = [
 table(["promise", "goodput, requests/s"], rows, f"throughput {throughput:.1f} tokens/s, the same in both rows")
 
 # %% [markdown]
-# The work and the throughput are the same, but the goodput differs: it depends on what was promised. A long
-# prompt makes every step slow here, because each step processes the whole text again.
+# The work and the throughput are the same in both rows, but the goodput differs: it depends on what was promised. A
+# long prompt makes *every* step slow here, because each step processes the whole text again. Lab 03 ends that.
 
 # %% [markdown]
-# # From logits to a token
+# # Sitting 2: From logits to a token
 #
-# So far we always took the most probable token. That is a decision, and not always a good one. Two prompts with
-# two very different distributions:
+# A forward pass ends with a row of V logits, and softmax turns them into probabilities. So far we always took the most
+# probable token. That is a decision, and not always a good one. Here are two prompts with very different distributions.
+# (`kv` still remembers nothing: each call sends the whole prompt.)
 
 
 # %%
@@ -422,8 +429,8 @@ table(['after if __name__ == "__', "p", "after def", "p"], both, "one place has 
 # ## Greedy
 #
 # Always take the most probable token. This is repeatable and needs no random numbers. But the best token now
-# may lead to a poor text, and once the text repeats itself, another repetition becomes the most probable
-# continuation.
+# may lead to a poor text, and once a text repeats itself, another repetition is the most probable
+# continuation:
 
 # %%
 opening = "def shorten(text, width):\n"
@@ -537,8 +544,9 @@ say(
 # ## Min-p: relative to the best
 #
 # Keep every token that is at least `min_p` times as probable as the most probable one. When the best has 0.9, a
-# `min_p` of 0.1 removes everything under 0.09; when the best has 0.05, everything under 0.005. Because it
-# compares with the best token only, it stays strict even at a high temperature:
+# `min_p` of 0.1 removes everything under 0.09; when the best has 0.05, everything under 0.005. A high temperature
+# flattens the distribution, so that top-p keeps far more tokens. Min-p compares with the best token alone and stays
+# stricter:
 
 # %% jupyter={"source_hidden": true}
 rows = []
@@ -633,7 +641,7 @@ for text in (m.settings["text"] for m in drawn if m.unit == "s"):
     print(repr(text))
 
 # %% [markdown]
-# # Beam search
+# ## Beam search
 #
 # Greedy takes the most probable token at each step. The most probable *sequence* may begin with another token:
 #
@@ -667,9 +675,9 @@ assert spelled == {1: "ab", 2: "be"}
 print("one beam finds", spelled[1], "· two beams find", spelled[2])
 
 # %% [markdown]
-# On the real model, with one, two and four beams. The log-probability is the sum over all tokens: nearer to
-# zero is more probable. More beams usually find a more probable sequence, but not always: its beginning can be
-# dropped in favour of others that were more probable at that step.
+# Now the real model, with one, two and four beams. The log-probability is the sum over all tokens: nearer to
+# zero is more probable. More beams usually find a more probable sequence, but not always: the beginning of the best
+# one can be dropped in favour of others that were more probable at that step.
 
 # %%
 searched = {
@@ -684,7 +692,7 @@ rows = [
 table(["beams", "log-probability", "tokens", "different ones", "rows"], rows, "the best sequence found")
 
 # %% [markdown]
-# ## Probable is not interesting
+# ### Probable is not interesting
 #
 # Compare what four beams found with one sampled text:
 
@@ -695,12 +703,14 @@ print("\n— drawn —\n" + sampled.text)
 
 # %% [markdown]
 # The most probable text is the most ordinary one. People do not write that way: they often use less probable
-# words. Holtzman and others measured it, and called what beam search writes in open-ended text *degenerate*.
+# words. Holtzman and others (2019) measured it, and called what beam search writes in open-ended text *degenerate*.
+
+# %% [markdown] jp-MarkdownHeadingCollapsed=true
+# ### Deeper: how surprising is a text to the model?
 #
-# How surprising is a text for the model? Take the mean of −log p over its tokens, in
-# [nats](../docs/glossary.md#measuring). A number for a human text needs a control: part of it is that our model
-# predicts badly. The control is text drawn from the model itself at T = 1, without a filter. What the model draws
-# is as surprising as the model expects text to be.
+# Take the mean of −log p over the tokens of a text, in [nats](../docs/glossary.md#measuring). A human text may get a
+# high number only because our model predicts it badly. So we need a control: text drawn from the model itself at
+# T = 1, without a filter. It is as surprising as the model expects text to be.
 
 
 # %%
@@ -742,14 +752,14 @@ say(
 )
 
 # %% [markdown]
-# ## The length penalty
+# ### The length penalty
 #
-# Every token multiplies the probability by a number below 1. So longer sequences are always less probable, and
-# the search prefers to stop early. Finished beams are therefore compared by
+# Every token multiplies the probability of a sequence by a number below 1. So a continuation is never more probable
+# than its beginning, and the search prefers to stop early. Finished beams are therefore compared by
 #
 # $$\text{score} = \frac{\log p(\text{sequence})}{\text{length}^{\,\alpha}}$$
 #
-# Take two finished ones: 4 tokens with log-probability −4, and 10 tokens with −9.
+# Take two finished beams: 4 tokens with log-probability −4, and 10 tokens with −9.
 
 # %% jupyter={"source_hidden": true}
 rows = []
@@ -760,11 +770,11 @@ assert [r[-1] for r in rows] == ["short", "short", "long", "long"]
 table(["α", "4 tokens", "10 tokens", "better"], rows, "α = 0 favours short ones; the larger α, the longer")
 
 # %% [markdown]
-# ## Where it still wins
+# ### Where it still wins
 #
-# It wins where there *is* one right answer and the model recognizes it: translation, speech recognition, short
-# structured outputs, chemistry. There you want the most probable sequence. In open-ended text you do not, and a
-# wider search makes the text worse.
+# It wins where there *is* one right answer and the model recognizes it: translation (Wu and others, 2016), speech
+# recognition. There you want a probable sequence. Even there a very wide search hurts: the most probable translation
+# is often the empty one (Stahlberg and Byrne, 2019).
 
 # %%
 cost = searched[4].rows_processed / searched[1].rows_processed
@@ -776,17 +786,45 @@ say(
 )
 
 # %% [markdown]
-# # What it costs, and what production systems do
+# # When to use it, and when not
 #
-# | here, naively | what it costs | what production engines do |
-# |---|---|---|
-# | every step processes the whole text | rows grow with the square of the length | keep keys and values in a cache: one new row a step |
-# | one user at a time | all weights are read to process one row | batch: the weights are read once for many users |
-# | filters on one row | little, compared with the model | the same filters, for a whole batch at once on the accelerator |
-# | beam search | B times the rows and B times the memory | rarely used: large serving engines sample, and beam search is a side feature |
+# | idea | use it when | not when | what it costs |
+# |---|---|---|---|
+# | the loop without a cache | as the reference for every faster method; when only one token is wanted | more than a few tokens are generated | rows grow with the square of the length |
+# | one user at a time | latency of one user is all that counts | there are several users (lab 08) | all weights are read to process one row |
+# | greedy | there is one right answer; a test must repeat exactly | open-ended text, which soon repeats itself | nothing |
+# | sampling with temperature and top-p or min-p | open-ended text, several different answers | one wrong token spoils the answer | a sort of V logits per token, little beside the model |
+# | top-k alone | a cheap limit before another filter | places with one way on and places with many: one k does not fit both | the same |
+# | penalties | prose that repeats itself | code, JSON and tables, which must repeat | the history of each request |
+# | beam search | one right answer that the model recognizes | open-ended text; many users | B times the rows, and caches for B beams |
 #
-# No production engine decodes without a cache. But every one of them is tested against a loop like this one: it
-# is so simple that it is easy to trust.
+# # What production systems do
+#
+# | here | in production |
+# |---|---|
+# | the whole text in every step | none does: keys and values are kept, and a step has one new row (lab 03) |
+# | a loop that is simple enough to trust | vLLM's tests compare its greedy tokens and log-probabilities with those of transformers, in its [tests of models](https://github.com/vllm-project/vllm/blob/main/tests/models/utils.py) |
+# | penalties, temperature, top-k, top-p, min-p | [transformers](https://huggingface.co/docs/transformers/generation_strategies); vLLM, for a whole batch on the GPU, with temperature before top-k and top-p: [its sampler](https://github.com/vllm-project/vllm/blob/main/vllm/v1/sample/sampler.py); [TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/features/sampling.html) applies min-p before top-k and top-p |
+# | temperature before the filters | [llama.cpp](https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md) applies it *last* by default; `--samplers` sets another order |
+# | beam search, length penalty | TensorRT-LLM, by the formula above (same page); rarely used by services with many users |
+#
+# # Five things to take along
+#
+# 1. A loop that keeps nothing sends every token through the model in every step: $nP + n(n-1)/2$ rows for $n$ tokens,
+#    of which $P + n - 1$ are new.
+# 2. A forward pass predicts after *every* position. Generation uses one of those predictions; verification (lab 06)
+#    uses all.
+# 3. A step over a few rows takes hardly longer than over one, because both read all weights. Rows cost time only where
+#    arithmetic is the limit.
+# 4. TTFT and TPOT are two waits with two causes. Throughput sees neither; goodput depends on what was promised.
+# 5. Temperature changes probabilities and never their order; filters cut the tail; and the most probable text is not
+#    the text one wants, unless there is one right answer.
+#
+# # The next question
+#
+# A step over 512 tokens took far less than 512 times as long as a step over one. What does a step spend its time on:
+# bytes, arithmetic, or starting operations? And can one say so from the model's shape and the machine's data sheet,
+# before running anything? That is [lab 02](02_where_time_goes.ipynb).
 
 # %% [markdown]
 # # Your guesses

@@ -5,9 +5,10 @@
 # long must it take on this machine, or on one that you do not have?
 #
 # At the end you can predict the time of a step before it runs, from the model's shape and three numbers of the
-# machine. Every later lab builds on that.
+# machine. Every later lab builds on that. It is one sitting; parts headed "Deeper" are folded and can wait.
 
 # %% jupyter={"source_hidden": true}
+from dataclasses import replace
 
 import torch
 
@@ -23,6 +24,8 @@ from workbench.instruments.costs import (
 )
 from workbench.instruments.device import PUBLISHED, ceilings
 from workbench.labs.lab02_where_time_goes.batch_sweep import knee_of
+from workbench.labs.lab02_where_time_goes.calls import record_calls
+from workbench.labs.lab02_where_time_goes.compile_step import generated_loop
 from workbench.lectures import ask, picture, say, summary, table
 from workbench.models import public_shape
 from workbench.models.corpus import held_out_files
@@ -37,8 +40,10 @@ here = ceilings()
 # %% [markdown]
 # ## Predict
 #
-# A [step](../docs/glossary.md#sequences-and-steps) generates one token for one user. Now sixteen users share the step, and it
-# generates sixteen tokens. Guess; the lab comes back to it.
+# A [step](../docs/glossary.md#sequences-and-steps) generates one token for one user. It puts one token through the model, the last one. Of the
+# tokens before it, the *context*, it needs their keys and values; they were computed in earlier steps and are kept in
+# a *KV cache* (lab 03 builds one). Now sixteen users share the step, and it generates sixteen tokens. Guess; the lab
+# comes back to it.
 
 # %% jupyter={"source_hidden": true}
 sixteen_guess = ask(
@@ -85,8 +90,8 @@ say(
 #                                                  (launch)
 # ```
 #
-# Every weight must be read from memory, once in every step. Every operation must be started. And the arithmetic
-# must be done. The three overlap, so the slowest one decides:
+# Every weight must be read from memory, once in every step, and every key and value of the context. Every operation
+# must be started. And the arithmetic must be done. The three overlap, so the slowest one decides:
 #
 # $$t \;=\; \sum_{\text{operations}} \max\left(\text{launches}\cdot t_\text{launch},\;
 # \frac{\text{bytes}}{\text{bandwidth}},\; \frac{\text{FLOPs}}{\text{FLOP/s}}\right)$$
@@ -108,7 +113,7 @@ rows = [[name, f"{seconds * 1e3:.2f}"] for name, seconds in terms.terms.items()]
 table(
     ["if it were alone", "ms"],
     [*rows, ["together", f"{terms.seconds * 1e3:.2f}"], ["measured", f"{answer.tpot_s * 1e3:.2f}"]],
-    f"one decode step of {model.name}, predicted: {terms.limit}-bound",
+    f"one step of {model.name}, predicted: {terms.limit}-bound",
 )
 
 # %% [markdown]
@@ -136,9 +141,10 @@ table(
 )
 
 # %% [markdown]
-# A card has two launches. Replayed from a captured graph, a kernel costs 1.3 µs (Hazy Research, on an H100). Started
-# from Python, an operation costs about 28 µs of the host: what is left of 25.5 tokens per second, which the PyTorch
-# team published for a plain Llama 7B on an A100 and found bound by the host.
+# A card has two launches. Started from Python, an operation costs about 28 µs of the host: what is left of 25.5 tokens
+# per second, which the PyTorch team published for a plain Llama 7B on an A100 and found bound by the host. A *CUDA
+# graph* is all starts of a step, captured once and replayed together; in it a kernel costs 1.3 µs (Hazy Research, on an
+# H100).
 #
 # Remember the fifth column, FLOP/s divided by bytes per second: the FLOPs that the machine can do while one
 # byte arrives. This is called the machine's **ridge**, and it is large for accelerators:
@@ -161,9 +167,53 @@ say(
 # What does a *layer* need? Count its FLOPs, count its bytes, and divide: that is its [**arithmetic intensity**](../docs/glossary.md#measuring).
 # Below the ridge the layer is limited by memory bandwidth, above it by compute.
 #
+# ## One row, then two
+#
+# One row of two numbers, x = (1, 2), times a weight of 2 × 3. By hand:
+#
+# ```text
+#                     ┌ 1  0  2 ┐
+#    (1, 2)   times   └ 3  1  1 ┘   =   (1·1 + 2·3,  1·0 + 2·1,  1·2 + 2·1)   =   (7, 2, 4)
+# ```
+#
+# Each of the six weights is used once: one multiply and one add. Now a second row, (2, 1). It needs the same six
+# weights, and they are already here.
+
+
+# %%
+W = [[1, 0, 2], [3, 1, 1]]
+
+
+def by_hand(X):
+    """(Y, FLOPs, numbers read and written) of Y = XW; each number of X and W is read once."""
+    flops, Y = 0, [[0, 0, 0] for _ in X]
+    for x, y in zip(X, Y):
+        for i in range(2):
+            for j in range(3):
+                y[j] += x[i] * W[i][j]
+                flops += 2  # a multiply and an add
+    return Y, flops, 2 * len(X) + 2 * 3 + 3 * len(X)
+
+
+# %% jupyter={"source_hidden": true}
+rows = []
+for X in ([[1, 2]], [[1, 2], [2, 1]]):
+    Y, flops, numbers = by_hand(X)
+    assert torch.equal(torch.tensor(X) @ torch.tensor(W), torch.tensor(Y)) and flops == 2 * len(X) * 2 * 3
+    sizes = f"{2 * len(X)} + 6 + {3 * len(X)} = {numbers}"
+    rows.append(
+        [len(X), ", ".join(str(tuple(y)) for y in Y), flops, sizes, 2 * numbers, f"{flops / (2 * numbers):.2f}"]
+    )
+table(
+    ["rows", "Y", "FLOPs", "numbers of X, W, Y", "bytes, 2 each", "FLOPs per byte"],
+    rows,
+    "counted: twice the FLOPs, not twice the bytes",
+)
+
+# %% [markdown]
 # ## Y = XW
 #
-# B rows of width d times a weight of d × F: a multiply and an add for each row and weight. X and W are read and
+# The same with B rows of width d and a weight of d × F: a multiply and an add for each row and weight. X and W are read and
 # Y is written, with b bytes per element:
 #
 # $$\text{FLOPs} = 2BdF, \qquad \text{bytes} = b\,(Bd + dF + BF)$$
@@ -257,8 +307,8 @@ assert all(attention(S, 1) == S / (S + 1) < 1 for S in (1, 10, 1000, 10**6))
 table(["S", "prefill, T = S", "S / 2", "decode, T = 1"], rows, "FLOPs per byte in attention")
 
 # %% [markdown]
-# In prefill, T = S, it is **S/2** and grows with the text. In decode, T = 1, it is S/(S+1), **below 1 for every
-# context length**. (With a causal mask a kernel can skip half of prefill's pairs, and so loses half of that
+# A whole prompt at once, *prefill*, has T = S: it is **S/2** and grows with the text. A step that adds one token,
+# *decode*, has T = 1: it is S/(S+1), **below 1 for every context length**. (With a causal mask a kernel can skip half of prefill's pairs, and so loses half of that
 # S/2.)
 #
 # And the batch? Every sequence has its own keys and values. So there are B times the FLOPs and B times the
@@ -281,7 +331,7 @@ assert rows[0][2:] == rows[-1][2:]
 table(
     ["batch", "a product (down)", "attention, Llama-2-7B", "attention, Llama-3-8B"],
     rows,
-    "FLOPs per byte in a decode step over 2,048 remembered tokens, counted by the workbench",
+    "FLOPs per byte in a decode step with a context of 2,048, counted by the workbench",
 )
 
 # %% [markdown]
@@ -357,7 +407,7 @@ say(
 # %% [markdown]
 # # Prefill and decode
 #
-# A request has two phases. The prompt goes through the model in one pass, all its tokens as rows of the same
+# So a request has two phases. The prompt goes through the model in one pass, all its tokens as rows of the same
 # products: [**prefill**](../docs/glossary.md#sequences-and-steps). Then tokens are generated one by one, and each reads all weights for a single row:
 # [**decode**](../docs/glossary.md#sequences-and-steps). The panel takes the same 256 tokens, once as a prompt, once as decode steps.
 
@@ -543,11 +593,91 @@ table(
 # moved as well. With long texts, the caches are the first limit, at a much smaller batch. Labs 03 and 04 are
 # about them.
 #
+# ## Where memory ends
+#
+# A benchmark doubles the batch, 1, 2, 4, …, and at 256 it ends: *out of memory*. That can be known before. The weights
+# and all caches must fit at once. Take Llama-2-13B in 16 bits, with 1,024 tokens for each user:
+
+# %%
+thirteen, tokens = public_shape("llama-2-13b"), 1024
+cards = {  # ceilings and bytes of memory; the A100 of 40 GB differs in its bandwidth, by NVIDIA's data sheet
+    "A100, 40 GB": (replace(PUBLISHED["a100-80gb"], read_bytes_per_s=1.555e12), 40e9),
+    "A100, 80 GB": (PUBLISHED["a100-80gb"], 80e9),
+    "H100, 80 GB": (h100, 80e9),
+}
+weights_13b, cache_13b = 2 * thirteen.num_parameters(), kv_bytes(thirteen, tokens, 2)
+needed = weights_13b + 256 * cache_13b
+
+
+def throughput(card, B):
+    costs = decode_costs(thirteen, batch=B, context=tokens - 1, weight_bytes_per_element=2)
+    return B / predict(costs, card, "bfloat16").seconds
+
+
+# %% jupyter={"source_hidden": true}
+figure, (axes,) = style.new_figure(height=3.2)
+rows = []
+for (name, (card, memory)), colour in zip(cards.items(), (style.DRAFT, style.WEIGHTS, style.COMPUTE)):
+    last = largest_batch(thirteen, memory_bytes=memory, tokens=tokens)
+    assert weights_13b + last * cache_13b <= memory < weights_13b + (last + 1) * cache_13b
+    fits = sorted({2**i for i in range(9) if 2**i < last} | {last})
+    beyond = [last, *(2**i for i in range(9) if 2**i > last)]
+    axes.plot(fits, [throughput(card, B) for B in fits], color=colour, label=name)
+    axes.plot(beyond, [throughput(card, B) for B in beyond], color=colour, linestyle=":")
+    axes.plot([last], [throughput(card, last)], "X", color=colour, markersize=9)
+    gain = throughput(card, 256) / throughput(card, last)
+    context = int((memory - weights_13b) // (256 * kv_bytes(thirteen, 1, 2)))
+    rows.append(
+        [
+            name,
+            last,
+            f"{throughput(card, 1):,.0f}",
+            f"{throughput(card, last):,.0f}",
+            f"{(needed - memory) / 1e9:,.0f}",
+            f"{gain:.1f}",
+            context,
+        ]
+    )
+axes.set(xscale="log", yscale="log")
+style.label(axes, x="B (users)", y="tokens a second")
+style.legend(axes, loc="lower right")
+picture(
+    figure,
+    "Tokens per second of Llama-2-13B against the batch: solid until memory is full, a cross there, dotted beyond.",
+)
+
+# %% jupyter={"source_hidden": true}
+table(
+    [
+        "card",
+        "last batch",
+        "tokens/s of 1",
+        "of the last",
+        "GB too little for 256",
+        "256 would gain, times",
+        "context of 256",
+    ],
+    rows,
+    "Llama-2-13B in 16 bits, 1,024 tokens each, by the data sheets; the last column: tokens for each of 256 users",
+)
+
+# %% jupyter={"source_hidden": true}
+say(
+    f"The weights take {weights_13b / 1e9:.0f} GB and each user {cache_13b / 1e9:.2f} GB, so 256 users need "
+    f"**{needed / 1e9:.0f} GB**. Caches and weights are equally large at {weights_13b / cache_13b:.0f} users, and with "
+    f"80 GB memory is full at {last}. Even if 256 users fitted, {256 / last:.0f} times as many would bring only {gain:.1f} "
+    "times the tokens: past the knee the caches' bytes grow with the batch."
+)
+
+# %% [markdown]
+# A program needs memory for intermediate results, too, so its wall is nearer than this one. The panel above marks the
+# wall as *memory full* where it lies within the batches shown: choose a card, a long context and a large batch.
+#
 # ## Latency or throughput
 #
 # A single long prompt already brings prefill to the ridge. A second prompt in the same pass adds no tokens per
-# second; it only delays the first one. So prefill wants small batches, for a short TTFT, and decode wants large
-# ones.
+# second; it only delays the first token of both. So prefill wants small batches, for a short TTFT (time to first
+# token), and decode wants large ones, as long as the time per output token (TPOT) allows.
 
 # %% jupyter={"source_hidden": true}
 rows = []
@@ -674,7 +804,7 @@ say(
 #
 # On a large GPU this happens with much larger models, because the GPU reads so fast. A published case (S. Raschka's
 # *LLMs from scratch*, on an A100): a model of 0.6 billion weights generated 26 tokens per second with a KV cache, and
-# 25 without. Why did the cache gain nothing? Count, with the shape of Qwen3-0.6B, and predict both ways to start:
+# 25 without, when every step puts the whole text through the model. Why did the cache gain nothing? Count, with the shape of Qwen3-0.6B, and predict both ways to start:
 
 # %%
 small, a100 = public_shape("qwen3-0.6b"), PUBLISHED["a100-80gb"]
@@ -698,8 +828,8 @@ say(
     f"A step has **{with_cache.launches:,} operations**. Started from Python they take {eager.seconds * 1e3:.0f} ms, "
     f"{eager.seconds * 26:.2f} times what was measured, on another host and with other code than the one that the 28 µs "
     f"come from. Bytes and kernels are done in {captured.seconds * 1e3:.1f} ms of it: the card waits for its host, and "
-    "the cache saved rows that cost nothing anyway. What helps there is to start less often (fusion) or all at once (a "
-    "CUDA graph replays the whole step with one start)."
+    "the cache saved rows that cost nothing anyway. What helps there is to start less often (fusion) or all at once "
+    "(a CUDA graph)."
 )
 
 # %% [markdown]
@@ -846,6 +976,37 @@ else:
     )
 say(said)
 
+# %% [markdown] jp-MarkdownHeadingCollapsed=true
+# ## Deeper: the loop that a compiler writes
+#
+# Between gate and up of the feed-forward stand two small operations, silu and a product element by element. Called one
+# after the other, silu writes its result to memory and the product reads it again. Below is what Inductor, the default
+# backend of `torch.compile`, writes for both together on this machine (`Vec` is a register of several floats).
+
+
+# %%
+def activate(gate, up):
+    return torch.nn.functional.silu(gate) * up
+
+
+gate, up = torch.randn(2, 512, 14_336)
+compiled_activate, loop = generated_loop(activate, gate, up)
+print(loop)
+
+# %% jupyter={"source_hidden": true}
+called = record_calls(activate, gate, up)
+passes = sum(len(call["read"]) + 1 for call in called)
+if compiled_activate is None:
+    said = "Nothing could be compiled here, as said above, so there is no loop to show; the counts hold anyway. "
+else:
+    assert torch.allclose(compiled_activate(gate, up), activate(gate, up), atol=1e-6)
+    said = "One loop: each element of `gate` and `up` is loaded, silu stays in a register, the product is stored. "
+say(
+    said + f"Called one by one, {' and '.join(call['op'] for call in called)} read and write {passes} tensors, "
+    f"{passes * gate.nbytes / 1e6:.0f} MB; in one loop it is 3, {3 * gate.nbytes / 1e6:.0f} MB, and one start instead of "
+    f"{len(called)}. Where bandwidth is the limit, that is at most {passes / 3:.2f} times as fast."
+)
+
 # %% [markdown]
 # # What it costs in dollars
 #
@@ -872,10 +1033,10 @@ table(
     f"Llama-3.1-8B on an H100 at ${dollars_per_hour:.2f} an hour; a million prompt tokens: ${prompt_price:.3f}",
 )
 
-# %% [markdown]
-# ## A published error
+# %% [markdown] jp-MarkdownHeadingCollapsed=true
+# ## Deeper: a published error
 #
-# A listing that is often copied estimates the FLOPs of a pass as 2 × tokens × *weight bytes*. But the FLOPs
+# ⚠ A listing that is often copied estimates the FLOPs of a pass as 2 × tokens × *weight bytes*. But the FLOPs
 # depend on the number of *parameters*, not on their bytes. Recompute it for Llama-2-7B and a prompt of 1,000
 # tokens:
 
@@ -891,7 +1052,7 @@ say(
     f"2 × 1,000 × {parameters / 1e9:.2f} billion parameters = **{right / 1e12:.1f} TFLOP**; counted operation by"
     f" operation, with attention, and the head for one row: {counted / 1e12:.1f}. The listing has {listed / 1e12:.1f}"
     f" TFLOP. **It is wrong by a factor of {listed / right:.0f}**, the bytes of a 16-bit weight. In float32 it would be"
-    " wrong by 4, and quantizing the weights would seem to save arithmetic, which it does not."
+    " wrong by 4, and storing the weights in fewer bits (lab 05) would seem to save arithmetic, which it does not."
 )
 
 # %% [markdown]
@@ -957,30 +1118,50 @@ output = next(m for m in priced if m.settings["what"] == "output")
 price_guess.compare(output.median, predicted=output.predicted)
 
 # %% [markdown]
-# # What it costs, and when it does not help
+# # When to use it, and when not
 #
-# | method | helps when | does nothing when |
-# |---|---|---|
-# | fewer bytes (quantization, smaller caches) | bandwidth-bound: decode, few users | launch-bound (small model, fast GPU); compute-bound (prefill) |
-# | more users in a step | bandwidth-bound, short contexts | the caches are larger than the weights; the products are compute-bound; memory is full |
-# | faster arithmetic (tensor cores, lower precision) | compute-bound: prefill, large batches | decode with few users |
-# | fusion, CUDA graphs | launch-bound | each operation already takes long |
-# | a machine that is faster in one of the three | that one is the limit | another one is the limit |
-#
-# A batch costs latency: every user waits for the whole step. And a prediction from a data sheet is a bound, the time
-# of a perfect program. It shows what is left to gain, not what you will get.
+# | idea | use it when | not when | what it costs |
+# |---|---|---|---|
+# | more users in a step | bandwidth-bound: decode with short contexts | the caches outweigh the weights; the products are compute-bound; memory is full | every user waits for the whole step |
+# | fewer bytes: weights in fewer bits (lab 05), smaller caches (lab 04) | bandwidth-bound: decode, few users; memory is full | launch-bound (small model, fast GPU); compute-bound (prefill) | some quality |
+# | faster arithmetic: tensor cores, lower precision | compute-bound: prefill, large batches | decode with few users | some precision |
+# | fusion by a compiler | chains of small operations; launch-bound | large products take the time | compiling, again for new shapes; code without breaks |
+# | CUDA graphs | launch-bound on a GPU | each operation already takes long | memory, and a graph for each batch size |
+# | a machine that is faster in one of the three | that one is the limit | another one is the limit | dollars per hour |
+# | a prediction from a data sheet | to know what is left to gain, before you build or buy | as a promise: it is the time of a perfect program | nothing |
 
 # %% [markdown]
 # # What production systems do
 #
-# - [**Continuous batching.**](../docs/glossary.md#sequences-and-steps) Users join and leave at every step, so that the batch stays near the knee (vLLM,
-#   SGLang, TensorRT-LLM; lab 08).
-# - **Prefill and decode separated**, even on different machines, because they want opposite batch sizes
-#   (DistServe, Splitwise), or prompts cut into chunks that share a step with decodes (Sarathi-Serve; lab 03
-#   shows the chunks).
-# - [**CUDA graphs**](../docs/glossary.md#the-model) for decode at a few fixed batch sizes, `torch.compile` for the parts between the attention
-#   layers, and for small models one kernel for the whole step.
-# - **Two prices**, one for prompt tokens and one for generated ones, for the reason measured above.
+# | system | what it does |
+# |---|---|
+# | [vLLM, torch.compile](https://docs.vllm.ai/en/v0.11.2/design/torch_compile/) | compiles the parts between attention layers, for any number of rows, and captures CUDA graphs for a list of batch sizes |
+# | [vLLM, tuning](https://docs.vllm.ai/en/stable/configuration/optimization/) | reserves a share of the memory for caches; when they no longer fit, some requests are preempted (lab 08) |
+# | [TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/features/paged-attention-ifb-scheduler.html) | users join and leave at every step, up to `max_batch_size` and `max_num_tokens`, so that the batch stays near the knee (lab 08) |
+# | [DistServe](https://arxiv.org/abs/2401.09670), [Splitwise](https://arxiv.org/abs/2311.18677) | prefill and decode on different machines, because they want opposite batch sizes (lab 13) |
+# | [Sarathi-Serve](https://arxiv.org/abs/2403.02310) | prompts cut into chunks that share a step with decodes (lab 03 shows the chunks) |
+# | [DeepSeek's price list](https://api-docs.deepseek.com/quick_start/pricing-details-usd) | one price for prompt tokens and a higher one for generated tokens, for the reason measured above |
+
+# %% [markdown]
+# # Five things to take along
+#
+# 1. A step takes as long as the slowest of three: starting operations, moving bytes, doing FLOPs. Ask which one it is
+#    before you change anything; making another one faster changes nothing.
+# 2. The FLOPs per byte of a product with weights are the number of its rows, whoever they belong to. Below the ridge
+#    of the machine, a few hundred on accelerators, memory decides.
+# 3. A batch shares the weights, never the caches. Attention in decode stays below 1 FLOP per byte at any batch, unless
+#    query heads share keys.
+# 4. The knee lies where the caches weigh as much as the weights, and memory is often full soon after. Both follow from
+#    the shape, before anything runs.
+# 5. A measured time alone says little. Beside a prediction from measured ceilings it says what is left to gain, and
+#    what is not understood yet.
+
+# %% [markdown]
+# # The next question
+#
+# This lab took a KV cache as given: each step read the keys and values of all tokens before it. Why may they be kept at
+# all, when every new token changes the text? And what would a step take if they were not?
+# [Lab 03](03_kv_cache.ipynb) builds the cache and measures both.
 
 # %% [markdown]
 # # Your guesses
@@ -995,11 +1176,12 @@ summary()
 #
 # In [exercises/02_where_time_goes.ipynb](../exercises/02_where_time_goes.ipynb):
 #
-# 1. **FLOPs per byte**: the intensity of each layer, counted.
-# 2. **The time of a step**: predict TPOT from a shape and a machine.
-# 3. **The knee and the wall**: the batch size beyond which the gain ends, and the largest one that fits.
-# 4. **Reading a roofline**: what limits a measured point, and what would help it.
-# 5. **What a million tokens cost**: the price of a workload.
+# 1. **FLOPs per byte**: count what a layer's recorded operations compute and move.
+# 2. **The time of a step**: predict TPOT from a shape and a machine, and measure it, right about warm-up, waiting and
+#    noise.
+# 3. **The knee and the wall**: run batches until memory is full, and find both with few measurements.
+# 4. **Reading a roofline**: what limits a measured operation, and what would help it.
+# 5. **What a million tokens cost**: the price of a workload, from the log of a server.
 # 6. **One graph**: a function with a decision, rewritten so that it compiles to a single graph.
 #
 # The panels show your answers beside ours: `sweep.run(knee=batch_limits, tpot=predict_tpot)`,
@@ -1019,6 +1201,8 @@ summary()
 #   attention as the answer.
 # - N. Shazeer, *GLU Variants Improve Transformer*, 2020, [arXiv 2002.05202](https://arxiv.org/abs/2002.05202): the
 #   third matrix.
+# - P. Recasens and others, *Mind the Memory Gap: Unveiling GPU Bottlenecks in Large-Batch LLM Inference*, 2025,
+#   [arXiv 2503.08311](https://arxiv.org/abs/2503.08311): decode stays memory-bound at large batches, measured.
 # - Y. Zhong and others, *DistServe*, 2024, [arXiv 2401.09670](https://arxiv.org/abs/2401.09670), and A. Agrawal and
 #   others, *Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve*, 2024,
 #   [arXiv 2403.02310](https://arxiv.org/abs/2403.02310): the two phases in production.

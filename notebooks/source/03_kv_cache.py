@@ -5,7 +5,7 @@
 # of that work is new?
 #
 # Almost none. This lab keeps what does not change, counts what that saves and how much memory it takes, and
-# finds the cases where it gains nothing.
+# finds the cases where it gains nothing. One sitting.
 
 # %% jupyter={"source_hidden": true}
 import dataclasses
@@ -48,8 +48,8 @@ rows_guess
 # %% [markdown]
 # ## The naive way, once more
 #
-# `kv="recompute"` remembers nothing: every step processes the whole text. Keep its tokens for comparison: every
-# faster way must generate the same ones.
+# `kv="recompute"` remembers nothing: every step processes the whole text. We keep its tokens: every faster way must
+# generate the same ones. (A *row* is one token that goes once through all layers, as in lab 01.)
 
 # %%
 rows_guess.answer()
@@ -63,7 +63,7 @@ print(f"\n{len(naive.tokens)} tokens, {naive.rows_processed:,} rows, {naive.toke
 #
 # In every layer, each token produces three vectors: a **query** (what does this token look for?), a **key**
 # (what can it be found by?) and a **value** (what does it contribute?). The layer passes all three to
-# `kv.attend`, so a kv that also stores them lets us look at them.
+# `kv.attend`, so a kv of our own can write them down for us.
 
 
 # %%
@@ -117,7 +117,7 @@ print(f"40 tokens alone, and as the beginning of 60: largest difference {apart:.
 # %% [markdown]
 # ## It depends on the mask
 #
-# Remove the mask, let every token see the whole text, and compare again. Encoders such as BERT work this way:
+# Remove the mask, so that every token sees the whole text, as in an encoder such as BERT, and compare again:
 
 
 # %%
@@ -149,7 +149,7 @@ table(
 # %% [markdown]
 # ## And the queries?
 #
-# They do not change either. But look at what the next step needs:
+# They do not change either. But what does the next step need?
 #
 # ```text
 #   the new token's row, in one layer
@@ -205,8 +205,8 @@ assert written == naive.tokens
 print(f"the same {len(written)} tokens as without a cache; the cache remembers {kv.lengths[0]}")
 
 # %% [markdown]
-# That is one less than the length of the text: the newest token has been chosen but has not gone through the
-# model yet; the next step sends it. Most off-by-one errors in caches come from this difference.
+# The cache holds one token less than the text: the newest token has been chosen but has not gone through the model
+# yet; the next step sends it. This difference is where off-by-one errors in caches begin.
 
 # %%
 assert kv.lengths[0] == len(prompt_ids) + len(written) - 1
@@ -237,8 +237,8 @@ say(
 )
 
 # %% [markdown]
-# For the user, prefill is the wait for the first token, and decode sets the time between the later ones. The
-# cache shortens only the latter: at the first token nothing is stored yet.
+# For the user, prefill is the wait for the first token (TTFT), and decode sets the time between the later ones (TPOT).
+# The cache shortens only TPOT: before the first token nothing is stored yet.
 
 # %% jupyter={"source_hidden": true}
 rows = [
@@ -332,9 +332,8 @@ table(
 )
 
 # %% [markdown]
-# With a full context, a step reads more bytes of cache than of weights. So one cost still grows with the square
-# of the text. It has moved from the rows, where it cost FLOPs in every layer, to the bytes that attention
-# reads.
+# With a full context, a step reads more bytes of cache than of weights. So one cost still grows with the square of
+# the text: no longer the rows and their FLOPs, but the bytes that attention reads.
 
 # %% [markdown]
 # ## The panel: with and without
@@ -401,10 +400,9 @@ for way, name in (("recompute", "without"), ("contiguous", "with the cache")):
 table(["", "MFLOP", "MB moved", "operations", "limit", "measured ÷ predicted"], rows, "one step near the end")
 
 # %% [markdown]
-# The arithmetic decreased with the rows. The bytes decreased much less: a step of one row still reads every
-# weight. The number of operations did not decrease at all. So another limit now decides, one that does not
-# depend on the rows. (The prediction leaves out the bookkeeping between operations; in steps as short as these,
-# that is visible.)
+# The arithmetic fell with the rows. The bytes fell much less: a step of one row still reads every weight. The number
+# of operations did not fall at all. So the limit is now one that does not depend on the rows. (The prediction leaves
+# out the bookkeeping between operations, which is visible in steps as short as these.)
 
 # %% [markdown]
 # You can pass your own cache class: `panel.run(kv=MyCache)` runs the real model with it, token by token, and
@@ -414,7 +412,7 @@ table(["", "MFLOP", "MB moved", "operations", "limit", "measured ÷ predicted"],
 # # A buffer, not a list
 #
 # The simplest cache is `keys = torch.cat([keys, new_key])`. It works. But in every step `cat` makes a new
-# tensor and copies all old keys into it. How many bytes does that copy over 1,000 tokens on the 8B model?
+# tensor and copies all old keys into it. How many bytes is that over 1,000 tokens of the 8B model?
 
 # %%
 a_token = kv_bytes(llama, 1, 2)
@@ -429,8 +427,9 @@ say(
 )
 
 # %% [markdown]
-# So production caches are allocated before the first token, and a step writes its key and value in place. The
-# price is memory that is reserved and not yet used. See how one [slot](../docs/glossary.md#the-cache) fills:
+# So caches of engines are allocated before the first token, and a step writes its key and value in place. The
+# price is memory that is reserved and not yet used. A [slot](../docs/glossary.md#the-cache) is the part of the buffer
+# that one sequence has; see how one fills:
 
 # %% jupyter={"source_hidden": true}
 used_guess = ask(
@@ -483,8 +482,8 @@ with torch.no_grad():
 assert (dict(small.lengths), small.bytes_in_use) == before
 
 # %% [markdown]
-# Three tokens came and two would have fitted. Storing two of them would be worse than storing none: nobody
-# could tell which layers had stored what.
+# Three tokens came and two would have fitted. Storing two of them would be worse than storing none: the engine would
+# believe in three.
 
 # %% [markdown]
 # # Chunks, and their masks
@@ -593,8 +592,8 @@ say(beside_prediction([m for m in chunked if m.unit == "s"]))
 
 # %% [markdown]
 # Why split a prompt at all, then? Because a long prompt in one piece makes all other users wait for their next
-# token. In pieces just long enough to be compute-bound, it costs little more, and other users' decodes run in
-# between. Servers call this *chunked prefill* (lab 08).
+# token. In pieces just long enough to be compute-bound it costs little more, and every piece shares its step with the
+# next tokens of the others. Servers call this *chunked prefill* (lab 08).
 
 # %% [markdown]
 # # Take it back: truncate
@@ -701,8 +700,10 @@ say(
     f"**{gib[1]:.0f} GiB** in place of {gib[0]:.0f} GiB. Lab 04 is about such savings."
 )
 
-# %% [markdown]
-# An older model: the number of values (not bytes) that GPT-2 small stores for 1,000 tokens.
+# %% [markdown] jp-MarkdownHeadingCollapsed=true
+# ## Deeper: an old model, and a mixture of experts
+#
+# The number of values (not bytes) that GPT-2 small stores for 1,000 tokens:
 
 # %%
 values = public_shape("gpt2").kv_values_per_token() * 1000
@@ -710,9 +711,8 @@ assert values == 18_432_000
 print(f"2 · 12 layers · 12 heads · 64 · 1,000 tokens = {values:,} values")
 
 # %% [markdown]
-# And a mixture of experts. Mixtral 8x7B is Mistral's block with eight feed-forwards in each layer, of which
-# each token uses two. The experts multiply the number of weights. The cache does not depend on the
-# feed-forward:
+# Mixtral 8x7B is Mistral's block with eight feed-forwards (*experts*) in each layer, of which each token uses two
+# (lab 13). The experts multiply the number of weights, and the cache does not depend on the feed-forward:
 
 # %%
 from workbench.models.config import ExpertsShape
@@ -735,8 +735,8 @@ say(
 # %% [markdown]
 # ## GB or GiB?
 #
-# A GB is 10⁹ bytes, a GiB is 2³⁰. Cards are sold in GB, programs often count in GiB and write GB, and published
-# tables mix the two. The difference:
+# ⚠ A GB is 10⁹ bytes, a GiB is 2³⁰. Cards are sold in GB, programs often count in GiB and write GB, and published
+# tables mix the two. How much is the difference?
 
 # %%
 users, context = 64, 4096
@@ -812,8 +812,7 @@ assert together == alone
 print("three texts of", [len(t) for t in texts], "tokens, side by side: the same tokens as each alone")
 
 # %% [markdown]
-# How much faster is a token in a batch? And the other question of this lab: when does the cache gain *nothing*? The
-# panel measures both.
+# How much faster is a token in a batch? And when does the cache gain *nothing*? The panel measures both.
 
 # %% jupyter={"source_hidden": true}
 short_guess = ask(
@@ -863,13 +862,21 @@ table(["tokens", "rows", "faster with the cache", "limits without, with"], rows,
 # * **Only one token needed** (classification, embeddings, a score). Every row of the prompt is new, and there
 #   is no second step that could use what was stored.
 # * **A launch-bound machine.** On a large accelerator a small model waits for its operations to start. Their
-#   number does not depend on the rows, so the time does not either. A published test of a model of 0.6 billion
-#   weights on such a card found 26 tokens per second with a cache and 25 without.
+#   number does not depend on the rows, so the time does not either. Raschka measured Qwen3 with 0.6 billion weights on
+#   an A100: 25 tokens per second with a cache, 26 without. Compiled, which starts fewer operations, it had 90 and 107;
+#   on the CPU of a Mac Mini the cache took it from 1 to 80
+#   ([table](https://github.com/rasbt/LLMs-from-scratch/tree/main/ch05/11_qwen3)).
+#
+# This is no argument against caches: with a model that fills the card, or a long text, they gain what you saw above.
+# But *why* a step is slow decides what will make it faster. Launch-bound steps need fewer, larger operations (CUDA
+# graphs, fusion: lab 10), not fewer rows.
 
-# %% [markdown]
-# The third case, predicted: our model on an H100 by its data sheet, a step over S tokens without a cache
-# against a step of one row with it. Its operations are started from Python, at about 28 µs each (lab 02 says where
-# the number comes from); a captured graph would start them at 1.3 µs.
+# %% [markdown] jp-MarkdownHeadingCollapsed=true
+# ## Deeper: a launch-bound step, predicted
+#
+# Our model on an H100 by its data sheet: a step over S tokens without a cache, against a step of one row with it. Its
+# operations are started from Python, at about 28 µs each (lab 02 says where the number comes from); a captured graph
+# would start them at 1.3 µs.
 
 # %%
 from workbench.instruments.device import PUBLISHED
@@ -891,20 +898,17 @@ assert predicted[0][1].limit == predicted[0][2].limit == "launch"
 table(["tokens of text", "without", "with", "gain"], rows, "predicted, H100 data sheet, plain arrangement")
 
 # %% [markdown]
-# This is no argument against caches: on a model that fills the card, or with a long text, they gain what you
-# saw above. But the reason *why* a step is slow decides what will make it faster. Launch-bound steps need
-# fewer, larger operations (CUDA graphs, fusion), not fewer rows.
-
-# %% [markdown]
-# # What it costs, and what production systems do
+# # When to use it, and when not
 #
-# | here | what it costs | what production engines do |
-# |---|---|---|
-# | a slot of max_tokens for each sequence | most of it stays empty | **paging** (lab 09): blocks of about 16 tokens, allocated when needed |
-# | a key and a value for every head, in 16 or 32 bits | memory limits the batch | fewer key-value heads, latent caches, windows, 8 and 4 bits (lab 04) |
-# | a separate cache for each sequence | the same system prompt is stored a thousand times | shared prefixes (lab 09) |
-# | prompts in one piece | other users wait | chunked prefill in the same steps as decodes (lab 08) |
-# | truncate by length | nothing | the same: rejected drafts are rolled back (lab 06) |
+# | idea | use it when | not when | what it costs |
+# |---|---|---|---|
+# | a KV cache | a text is generated token by token | one token is wanted of each prompt; the model attends without a causal mask | memory that grows with every token |
+# | a slot of the maximum length | one sequence, or all of one length | lengths differ: most of it stays empty (lab 09) | all of it, from the first token on |
+# | a prompt in chunks | others are decoding beside it | it is alone: each chunk reads the weights again | one reading of the weights per chunk |
+# | truncating | drafts are rejected (lab 06) | the state cannot be taken back (lab 14) | nothing: a length is reduced |
+# | 16 or 32 bits, a key and value per head | quality is all that counts | memory limits the batch (lab 04) | $2 \cdot L \cdot H_{kv} \cdot D \cdot b$ bytes per token |
+#
+# Of a slot that is reserved, what holds no token yet waits for one:
 
 # %%
 waiting = [1 - m.counts["bytes_in_use"] / m.counts["bytes_reserved"] for m in states]
@@ -915,6 +919,36 @@ say(
     "PagedAttention looked into the engines of 2023 and found that of the memory set aside for caches only 20.4 % to "
     "38.2 % held keys and values of real tokens."
 )
+
+# %% [markdown]
+# # What production systems do
+#
+# | here | in production |
+# |---|---|
+# | `"recompute"` and a cache give the same tokens | the cache is the default in [transformers](https://huggingface.co/docs/transformers/kv_cache): `DynamicCache` grows by `cat`, `StaticCache` is a buffer that is allocated once and can be compiled |
+# | a slot of max_tokens for each sequence | [paging](https://arxiv.org/abs/2309.06180): blocks of some tokens, allocated when needed, in vLLM, SGLang and [TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/features/kvcache.html), which sets aside 90 % of the free GPU memory for them by default |
+# | a separate cache for each sequence | a system prompt is stored once: [prefix caching](https://docs.vllm.ai/en/latest/design/prefix_caching/) (lab 09) |
+# | prompts in one piece | [chunked prefill](https://docs.vllm.ai/en/stable/configuration/optimization/) in the steps of other users' decodes (lab 08) |
+# | float32 | 16 bits, and on request 8: vLLM's [quantized KV cache](https://docs.vllm.ai/en/latest/features/quantization/quantized_kvcache/) (lab 04) |
+#
+# # Five things to take along
+#
+# 1. Under a causal mask the keys and values of a token depend on what came before it and never change. Without the
+#    mask there is nothing to keep.
+# 2. Keys and values are read by all later tokens, a query only by its own row. So there is no cache of queries.
+# 3. A cache turns rows that grow with the square of the output into rows that grow with its length. The time falls by
+#    less, because a step of one row still reads all weights and starts all operations.
+# 4. A token takes $2 \cdot L \cdot H_{kv} \cdot D \cdot b$ bytes. Query heads, feed-forward and vocabulary do not
+#    matter; the number of key-value heads does.
+# 5. Prefill, chunk and decode are one call: $n$ new tokens after $c$ cached ones, key position ≤ query position. A
+#    position that is off by one still gives plausible text.
+#
+# # The next question
+#
+# 64 users of a 70B model, 4,096 tokens each, have a cache that no longer fits an 80 GB card. In $2 \cdot L \cdot
+# H_{kv} \cdot D \cdot S \cdot B \cdot b$ the users decide $S$ and $B$; the others are choices of whoever builds the
+# model. Which of them can be made smaller, and what does that cost in quality? That is [lab
+# 04](04_smaller_caches.ipynb).
 
 # %% [markdown]
 # # Your guesses

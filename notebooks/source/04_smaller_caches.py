@@ -4,11 +4,15 @@
 # **The question.** Lab 03's [KV cache](../docs/glossary.md#the-cache) kept every key and every value of every token. Which of them does a model need?
 #
 # Fewer heads, fewer layers, fewer tokens, fewer numbers, fewer bits. This lab runs all of these methods on one
-# engine, and shows what each saves in bytes and time and what it costs in quality.
+# engine, and shows what each saves in bytes and time, what it costs in quality, and how many more users it lets in.
+#
+# Three sittings of at most 40 minutes: **Fewer heads, layers and tokens**, **Latents and bits**, and **Which one?**
 
 # %% jupyter={"source_hidden": true}
+import json
 import math
 from dataclasses import replace
+from statistics import median
 
 import torch
 
@@ -21,6 +25,7 @@ from workbench.lectures import ask, picture, say, summary, table
 from workbench.models import public_shape, seeds
 from workbench.models.attention import causal_mask, eager_attention
 from workbench.models.batch import Batch
+from workbench.models.checkpoints import ZOO
 from workbench.models.corpus import held_out_files
 from workbench.models.recipes import CACHE_VARIANTS
 from workbench.panels import style
@@ -32,6 +37,8 @@ text_ids = tokenizer.encode(next(f.text for f in held_out_files() if f.path == "
 MiB, GiB = 2**20, 2**30
 
 # %% [markdown]
+# # Sitting 1: Fewer heads, layers and tokens
+#
 # ## Predict
 #
 # One of the largest open models caches very little per token. Guess how little; the lab comes back to it.
@@ -107,7 +114,7 @@ say(
 # They reduce different factors, so most of them multiply. We take them one after the other.
 
 # %% [markdown]
-# # Fewer heads: MQA and GQA
+# ## Fewer heads: MQA and GQA
 #
 # Every head has its own query. Does every head also need its own keys?
 #
@@ -161,7 +168,7 @@ assert torch.allclose(out, eager_attention(q, k, v, scale=32**-0.5), atol=1e-5)
 print(f"repeated keys: {repeated.nbytes:,} bytes written and read; the keys themselves: {k.nbytes:,} bytes read")
 
 # %% [markdown]
-# ## Who uses what?
+# ### Who uses what?
 #
 # Some texts print that "Llama 2 uses MQA", and a table of cache sizes has a row "70B, MHA" with 32 heads. Check
 # it against the model shapes:
@@ -190,17 +197,19 @@ say(
 )
 
 # %% [markdown]
-# ## From many heads to few
+# ### From many heads to few
 #
 # Nobody trains a large model twice to try GQA. The authors of GQA take a finished MHA model, replace the key
 # and value heads of each group by their *mean*, and continue training for 5 % of the original training. The
-# panel does the same with our model with MHA.
+# panel does the same with our model with MHA: 5 % of its tokens, a fixed number of steps, so that every machine
+# comes to the same model.
 
 # %% jupyter={"source_hidden": true}
+mha_loss = json.loads((ZOO / "stdlib-3m-mha" / "card.json").read_text())["held_out"]["nats_per_token"]
 mean_guess = ask(
     "averaging heads",
     "The heads of a trained MHA model are averaged in groups of three, without any training. By how much does the loss"
-    " rise? (It is about 4 nats per token.)",
+    f" rise? (It is {mha_loss:.1f} nats per token.)",
     unit="nats per token",
     example=0.1,
     low=0,
@@ -209,7 +218,8 @@ mean_guess
 
 # %%
 mean_guess.answer()
-convert = wb.panels.convert(seconds=25)
+a_step = 4 * 256  # tokens: sequences of a training step, and their length
+convert = wb.panels.convert(steps=round(0.05 * seeds.shipped_tokens_seen("stdlib-3m-mha") / a_step))
 convert
 
 # %%
@@ -219,6 +229,7 @@ convert.snapshot()
 # %%
 stage = {m.settings["stage"]: m for m in steps if m.settings["measured"] == "held out"}
 mended = stage["uptrained"].counts
+pace = next(m for m in steps if m.settings["measured"] == "time")
 
 # %%
 mean_guess.compare(stage["pooled"].median - stage["before"].median)
@@ -226,13 +237,13 @@ mean_guess.compare(stage["pooled"].median - stage["before"].median)
 # %% jupyter={"source_hidden": true}
 say(
     f"Held-out loss in nats per token: before {stage['before'].median:.3f}, averaged {stage['pooled'].median:.3f}, and"
-    f" after {mended['training_seconds']:.0f} seconds of training ({mended['tokens_uptrained']:,.0f} tokens,"
-    f" {mended['share_of_first_training']:.1%} of the first training) **{stage['uptrained'].median:.3f}**. The variant"
-    f" that had two key-value heads from the start: {stage['trained so'].median:.3f}."
+    f" after {mended['tokens_uptrained']:,.0f} tokens more ({mended['share_of_first_training']:.1%} of the first"
+    f" training) **{stage['uptrained'].median:.3f}**. The variant that had two key-value heads from the start:"
+    f" {stage['trained so'].median:.3f}. The {mended['steps']:.0f} steps took {pace.median * 1e3:.0f} ms each here."
 )
 
 # %% [markdown]
-# # Fewer layers: neighbours share
+# ## Fewer layers: neighbours share
 #
 # Does every layer need keys of its own? In **cross-layer attention** (CLA, 2024) every second layer has none,
 # and attends over those of the layer below:
@@ -269,7 +280,7 @@ except WorkbenchError as error:
 # before. More users fit, but one user is not served faster.
 
 # %% [markdown]
-# # Fewer tokens: windows
+# ## Fewer tokens: windows
 #
 # Must a token attend to everything before it? With a **sliding [window](../docs/glossary.md#the-model)** it attends to the last W tokens:
 
@@ -356,7 +367,7 @@ except WorkbenchError as error:
     print(error)
 
 # %% [markdown]
-# ## Windows between global layers
+# ### Windows between global layers
 #
 # Current models mix both: most layers have a window, and a few attend to everything. Gemma 3 has one global
 # layer in six:
@@ -379,7 +390,7 @@ for name in ("mistral-7b", "gemma-3-1b", "gemma-3-4b"):
 table(["", "W", "global layers", "all kept", "windows kept", "less"], rows, "32K tokens, 16 bits")
 
 # %% [markdown]
-# ## A model that was not trained for it
+# ### A model that was not trained for it
 #
 # Can a window be added to any model? The first tokens are special, say the authors of StreamingLLM: softmax
 # weights must sum to one, so a head that needs no token must still put its weight *somewhere*, and models learn
@@ -439,7 +450,134 @@ say(
 )
 
 # %% [markdown]
-# # One latent for all heads: MLA
+# ### A model that was trained for it
+#
+# The panel also ran two of the six models that are *twins*: same shape, same recipe, but one has windows of 128
+# tokens in four of its six layers. Both began with the same weights and read the same text in the same order.
+
+# %% jupyter={"source_hidden": true}
+lossy = [m for m in looked if m.settings["measured"] == "loss"]
+full, windowed = ([m for m in lossy if m.settings["way"] == way] for way in ("trained full", "trained with windows"))
+rows = [
+    [
+        f"{a.settings['first_position']} to {a.settings['end_position'] - 1}",
+        f"{a.median:.3f}",
+        f"{b.median:.3f}",
+        f"{b.counts['above_full']:+.3f} ± {b.counts['above_full_standard_error']:.3f}",
+    ]
+    for a, b in zip(full, windowed)
+]
+table(["positions", "no windows", "windows of 128", "difference"], rows, "loss of the twins, nats per token")
+
+# %%
+inside = [m for m in windowed if m.settings["end_position"] <= 128]
+early = sum(m.counts["above_full"] * m.counts["tokens"] for m in inside) / sum(m.counts["tokens"] for m in inside)
+
+# %% jupyter={"source_hidden": true}
+say(
+    "In the first 128 positions everything is inside the window. No mask hides anything, and the twins compute the same"
+    f" function of their weights. Yet there the loss of the one with windows is {early:+.3f} nats"
+    + (" from the other's: **lower**." if early < 0 else " from the other's.")
+    + " So what differs is what the weights learned, and both learned from the same text: only tokens *further on*, in"
+    " training, can have taught them differently."
+    + (" A window may even help a small model that is trained briefly." if early < 0 else "")
+    + " The optional part below looks for the cause."
+)
+
+# %% [markdown] jp-MarkdownHeadingCollapsed=true
+# ### Deeper: why windows win where nothing is masked
+#
+# Three measurements. First, each twin under the other's masks: windows put on the one, taken off the other.
+
+# %%
+from workbench.experiments.held_out import mean_and_error
+from workbench.instruments.bench import Bench
+from workbench.labs.lab04_smaller_caches.twins import gap_in_training, gradient_agreement, swapped_losses, twins
+
+pair, bench = twins(), Bench()
+swapped = swapped_losses(bench, passages=8)
+
+# %% jupyter={"source_hidden": true}
+own = swapped[pair.full, False]
+rows = []
+for (name, masked), losses in swapped.items():
+    cells = []
+    for first, end in ((1, 128), (129, 1024)):
+        apart, error = mean_and_error(losses.between(first, end) - own.between(first, end))
+        cells.append(f"{apart:+.3f} ± {error:.3f}" if losses is not own else "0")
+    rows.append([name, "windows" if masked else "none", *cells])
+table(["weights of", "masks", "positions 1 to 127", "129 to 1,023"], rows, f"loss above {pair.full}'s, nats per token")
+
+# %%
+far = {key: float(losses.losses[:, pair.window :].mean()) for key, losses in swapped.items()}
+put_on, lifted = far[pair.full, True] - far[pair.full, False], far[pair.windowed, False] - far[pair.windowed, True]
+
+# %% jupyter={"source_hidden": true}
+say(
+    f"Beyond the window, windows put on the twin that never had them change its loss by {put_on:+.3f}: its four layers "
+    + ("make hardly any use of" if abs(put_on) < 0.03 else "do use")
+    + f" what is further away. Taken off the twin that was trained with them, they change it by {lifted:+.3f}: "
+    + ("its layers count on a short past." if lifted > 0.03 else "its layers do not depend on them.")
+    + " So the advantage is in the weights, and neither set of weights is the other under another mask."
+)
+
+# %% [markdown]
+# Second, when did it arise? The cards have the training losses of both, over the same text:
+
+# %% jupyter={"source_hidden": true}
+gap = gap_in_training(pair)
+figure, [axes] = style.new_figure(1, 1, height=2.4)
+axes.plot(*zip(*gap), color=style.TARGET)
+axes.axhline(0, color=style.IDLE, linewidth=1)
+style.label(axes, x="step of training", y="nats per token", title="training loss: with windows less without")
+widest, last_gap = min(gap, key=lambda one: one[1]), gap[-1]
+elsewhere = seeds.above(pair.full, seeds.losses_by_seed())[pair.windowed]
+picture(figure, f"A line: {widest[1]:+.2f} nats at step {widest[0]}, {last_gap[1]:+.2f} at the last, {last_gap[0]}.")
+
+# %% jupyter={"source_hidden": true}
+say(
+    f"It is widest after {widest[0]:,} of {last_gap[0]:,} steps, {widest[1]:+.2f} nats, and at the end {last_gap[1]:+.2f}"
+    + (
+        ": windows learn faster at first, and the other twin makes up for a part of that. "
+        if widest != last_gap
+        else ". "
+    )
+    + "It is no accident of one training: over all held-out text the difference is "
+    + ", ".join(f"{one:+.3f} with seed {seed}" for seed, one in elsewhere.items())
+    + f" ({seeds.tokens_seen():,} tokens)."
+)
+
+# %% [markdown]
+# Third, a hypothesis about the beginning. Untrained heads attend nearly evenly. The mean of a thousand values
+# says little about any of them, the mean of the last 128 says more. Then the gradients of the value and output
+# matrices should depend less on the accident of a batch. Test: at the very weights that training starts from, take
+# the gradients of several batches. How alike are they? (The cosine, mean over pairs of batches and layers.)
+
+# %%
+alike = gradient_agreement(bench, (None, 128, 32))
+
+# %% jupyter={"source_hidden": true}
+rows = [
+    [window or "none", *(f"{sum(layers) / len(layers):.3f}" for layers in of_window.values())]
+    for window, of_window in alike.items()
+]
+table(["window of four layers", "query", "key", "value", "output"], rows, "agreement of gradients between batches")
+
+# %% [markdown]
+# What this shows: the gap belongs to the weights, it opens early in training, and the narrower the window, the more
+# do the first gradients of values and outputs agree; those of queries and keys hardly change. What stays open: whether
+# this is the whole cause, and whether anything is left of the gap after a training a thousand times as long. To test
+# the first one would train with windows for some hundred steps, and without from there on.
+
+# %% [markdown]
+# # Sitting 2: Latents and bits
+#
+# Sitting 1 shrank three factors of the formula: key-value heads (MQA, GQA), layers with keys of their own (CLA),
+# and tokens (windows). Each stores *fewer* keys and values, and a model has to be trained for it. This sitting stores
+# them in another form: one short vector from which the keys of all heads can be computed, and numbers in
+# fewer bits.
+#
+# ## One latent for all heads: MLA
 #
 # In GQA, heads share a key. In **multi-head latent attention** ([MLA](../docs/glossary.md#the-model); DeepSeek-V2, 2024), every head has its own
 # key, but all keys are computed, when needed, from one short vector.
@@ -486,7 +624,7 @@ say(
 )
 
 # %% [markdown]
-# ## The trick: never compute the keys
+# ### The trick: never compute the keys
 #
 # Computing all keys from the latents in every step would save memory but waste time. Look at a score of head h:
 #
@@ -521,7 +659,7 @@ assert apart < 1e-4
 print(f"200 tokens: the two forms differ by {apart:.0e} of the largest logit")
 
 # %% [markdown]
-# ## Why the rotary part is separate
+# ### Why the rotary part is separate
 #
 # The rotary embedding rotates query and key by their positions m and n. Add the rotation and try again:
 #
@@ -548,39 +686,13 @@ for distance, one in zip(distances.tolist(), folded):
 # model that has no position information.
 
 # %% [markdown]
-# ## Which form wins?
+# ### Which form wins?
 #
-# ```text
-#      multiply-adds a head      n new tokens after S          cache read
-#      expanded                  S·r·(c + v)  +  n·S·(c + ρ + v)     S·(r + ρ), then S·H·(c + ρ + v) more
-#      absorbed                  n·r·(c + v)  +  n·S·(2r + ρ)        S·(r + ρ)
+# Absorption spares expanding the S cached latents, but every pair of tokens then costs a longer dot product: over
+# the latent, and not over a head's own key. For one new token it is clearly better; for a long prompt it is worse.
 #
-#      r = 512 (latent), ρ = 64 (rotary), c = v = 128 (a head's key and value)
-# ```
-#
-# Absorption avoids expanding S tokens, but has longer dot products for every pair. For one new token it is
-# clearly better; for a long prompt it is worse. The FLOPs are equal at
-
-# %%
-from workbench.labs.lab04_smaller_caches.latent import counted_crossover, crossover
-
-where = crossover(latent)
-counted = {S: counted_crossover("deepseek-v3", S) for S in (256, 1024, 16_384, 131_072)}
-
-# %% jupyter={"source_hidden": true}
-assert where == latent.kv_rank * (128 + 128) / (2 * latent.kv_rank - 128 - 128)
-say(
-    f"r·(c + v) / (2r − c − v) = **{where:.0f}** new tokens, when far more are remembered. Counted operation by"
-    " operation: "
-    + ", ".join(f"{n} after {S:,}" for S, n in counted.items())
-    + ". Short contexts turn earlier, since new tokens also look at each other."
-)
-
-# %% [markdown]
-# ## The panel: what is cached, and where the matrices go
-#
-# Change *new tokens* and *context*, and see which boxes grow. Run measures both forms on one layer, in
-# alternation.
+# In the panel, change *new tokens* and *context*, and see which boxes grow. Run measures both forms on one layer,
+# in alternation.
 
 # %% jupyter={"source_hidden": true}
 expand_guess = ask(
@@ -627,8 +739,36 @@ say(
 # very rule (`form="auto"`). A listing that expands the whole latent in every decode step has the small cache
 # but not the speed.
 
+# %% [markdown] jp-MarkdownHeadingCollapsed=true
+# ### Deeper: where the two forms cost the same
+#
+# ```text
+#      multiply-adds a head      n new tokens after S          cache read
+#      expanded                  S·r·(c + v)  +  n·S·(c + ρ + v)     S·(r + ρ), then S·H·(c + ρ + v) more
+#      absorbed                  n·r·(c + v)  +  n·S·(2r + ρ)        S·(r + ρ)
+#
+#      r = 512 (latent), ρ = 64 (rotary), c = v = 128 (a head's key and value)
+# ```
+#
+# Set the multiply-adds equal and solve for n, with many more tokens cached than new:
+
+# %%
+from workbench.labs.lab04_smaller_caches.latent import counted_crossover, crossover
+
+where = crossover(latent)
+counted = {S: counted_crossover("deepseek-v3", S) for S in (256, 1024, 16_384, 131_072)}
+
+# %% jupyter={"source_hidden": true}
+assert where == latent.kv_rank * (128 + 128) / (2 * latent.kv_rank - 128 - 128)
+say(
+    f"r·(c + v) / (2r − c − v) = **{where:.0f}** new tokens, when far more are remembered. Counted operation by"
+    " operation: "
+    + ", ".join(f"{n} after {S:,}" for S, n in counted.items())
+    + ". Short contexts turn earlier, since new tokens also look at each other."
+)
+
 # %% [markdown]
-# # Fewer bits
+# ## Fewer bits
 #
 # All of this used 16 or 32 bits per number. Are eight enough, or four? Round to a grid: the minimum of a group
 # becomes code 0, the maximum the last code, and all others the nearest code between them.
@@ -748,7 +888,11 @@ except WorkbenchError as error:
     print(error)
 
 # %% [markdown]
-# # Which one?
+# # Sitting 3: Which one?
+#
+# Six ways to cache less are in the engine now: MQA and GQA, shared layers, windows, latents, fewer bits. Each divides
+# the bytes per token by some factor, and the engine's outputs were those without a cache (but for the bits, whose
+# loss was measured). This sitting asks what the rest costs in quality, and what is earned for it.
 #
 # ## Bytes against quality
 #
@@ -816,9 +960,18 @@ table(
     f"{spread.degrees_of_freedom} degrees of freedom)",
 )
 
-# %% [markdown]
-# Two runs are few, and five differences share one MHA. Such a plot shows the size of the effect. It cannot show
-# which of two neighbours is better.
+# %% jupyter={"source_hidden": true}
+seen, shipped = seeds.tokens_seen(), seeds.shipped_tokens_seen("stdlib-3m-mha")
+say(
+    f"These runs were trained on {seen:,} tokens each. "
+    + (
+        f"The models above saw {shipped:,}: the spread between seeds was measured with shorter runs. "
+        if shipped > seen
+        else "Seed 0 is the model above. "
+    )
+    + "Two runs are few, and five differences share one MHA. Such a plot shows the size of the effect. It cannot show"
+    " which of two neighbours is better."
+)
 
 # %% jupyter={"source_hidden": true}
 sixth = {name: at_end[f"stdlib-3m-{name}"].counts["above_first"] for name in ("mqa", "mla")}
@@ -826,23 +979,141 @@ assert all(bytes_at_end[f"stdlib-3m-{name}"] * 6 == bytes_at_end["stdlib-3m-mha"
 say(
     f"A sixth of the bytes costs {sixth['mqa']:+.3f} nats per token as MQA and {sixth['mla']:+.3f} as MLA, on a loss of "
     f"{at_end['stdlib-3m-mha'].median:.2f}: {math.expm1(sixth['mqa']):+.1%} and {math.expm1(sixth['mla']):+.1%} of "
-    "perplexity. That is the price; the next plots show what it buys."
+    "perplexity. That is the price; the next section shows what it buys."
 )
 
 # %%
 quality_guess.compare(sixth["mqa"])
 
+# %% jupyter={"source_hidden": true}
+say(
+    "In DeepSeek's own comparison MLA is better than MHA. Two differences are clear. Their models are far larger and"
+    f" read far more text; ours saw {shipped / 1e6:.1f} million tokens. And the other five models here normalize each"
+    " query and key (QK norm), which helps most in a short training. Latent attention cannot use it, because a norm on"
+    " a head's key would stand between K_up and the query and prevent absorption. Small models tell us which questions to ask"
+    " about large ones."
+)
+
 # %% [markdown]
-# In DeepSeek's own comparison MLA is better than MHA. Two differences are clear. They train on trillions of
-# tokens, we on less than two million. And the other five models normalize each query and key (QK norm), which
-# helps most in a short training. Latent attention cannot use it, because a norm on a head's key would stand
-# between K_up and the query and prevent absorption. Small models tell us which questions to ask about large
-# ones.
+# ## Smaller caches buy larger batches
+#
+# An engine gives whatever memory the weights leave free to keys and values. Each sequence that fits is one more
+# token in every step. So fix the memory: 64 MB for keys and values, 1,000 tokens in every sequence. For each variant
+# the panel makes the largest batch whose cache reserves no more than that, tries one sequence more, which must be
+# refused, and times steps that write one token for every sequence.
+
+# %% jupyter={"source_hidden": true}
+fill_guess = ask(
+    "the same memory, filled by MQA",
+    "In the same memory fit about six times as many sequences with MQA as with MHA. How many times as many tokens a"
+    " second do steps over all of them make?",
+    unit="times",
+    example=3,
+    low=0,
+)
+fill_guess
+
+# %%
+fill_guess.answer()
+filled = wb.panels.larger_batch()
+filled
+
+# %%
+earned = filled.run()
+filled.snapshot()
+
+# %%
+from workbench.labs.lab04_smaller_caches.larger_batch import gains, on_card, tokens_per_s
+
+by_way, ratios = {m.settings["way"]: m for m in earned}, gains(earned)
+rates = {way: tokens_per_s(m, m.predicted) for way, m in by_way.items()}
+expected = {way: rate / rates["mha"] for way, rate in rates.items()}
+
+# %%
+fill_guess.compare(median(ratios["mqa"]), predicted=expected["mqa"])
+
+# %% jupyter={"source_hidden": true}
+assert all(m.counts["bytes_reserved"] <= 64e6 < m.counts["bytes_with_one_more"] for m in earned)
+rows = [
+    [
+        way,
+        f"{m.counts['sequences']:.0f}",
+        f"{m.counts['bytes_reserved']:,.0f}",
+        f"{m.median * 1e3:.1f}",
+        f"{tokens_per_s(m):,.0f}",
+        f"{median(ratios[way]):.2f} × ({ratios[way][0]:.2f} to {ratios[way][-1]:.2f})" if way in ratios else "1",
+        f"{expected[way]:.2f} ×",
+    ]
+    for way, m in by_way.items()
+]
+table(
+    ["", "sequences", "bytes reserved", "a step, ms", "tokens a second", "times MHA's, in turns", "predicted"],
+    rows,
+    "64 MB of keys and values, 1,000 tokens in every sequence; one sequence more is refused by each",
+)
+
+# %% jupyter={"source_hidden": true}
+held = {way: m.counts["sequences"] for way, m in by_way.items()}
+missing = by_way["mha"].counts["bytes_with_one_more"] - by_way["mha"].counts["bytes_for_kv"]
+say(
+    f"The count is exact: {held['mha']:.0f} sequences with MHA, where one more misses by {readable_bytes(missing)}, and"
+    f" {held['mqa']:.0f} with MQA, {held['mqa'] / held['mha']:.1f} times as many. Tokens a second:"
+    f" **{median(ratios['mqa']):.1f} times** as many."
+)
+
+# %% [markdown]
+# Why does the one follow the other at all? All these memories are equally full, so every variant's step reads about
+# the same bytes of keys and values, and the weights once. If reading were all, every step would take equally long,
+# and tokens would grow as sequences do. What keeps them below that is all that a *row* costs besides: its arithmetic,
+# and, for latents, the scores, which our absorbed attention writes to memory. Two kinds earn less by their nature: a
+# layer without keys of its own reads those of another *again*, and int8 codes are turned back into float32 before they
+# are used.
+#
+# On a large card reading is nearly all. Take the shape of Llama 2 7B on a card of 80 GB, weights in 16 bits, 4,000
+# tokens in every sequence: as it is, with MHA, and, as if it had been trained so, with a key-value head for every four
+# query heads, with one, and with the latent of DeepSeek-V3. Predicted only, from the card's data sheet:
+
+# %%
+card = {one.name: one for one in on_card("llama-2-7b", "h100-sxm", context=4000)}
+more = {name: one.tokens_per_s / card["mha"].tokens_per_s for name, one in card.items()}
+busy = sum(seconds for _, seconds, limit in card["mqa"].prediction.operations if limit == "compute")
+
+# %% jupyter={"source_hidden": true}
+rows = [
+    [
+        name,
+        f"{one.fit.bytes_reserved / one.fit.sequences / 4001 / 1024:.1f} KiB",
+        f"{one.fit.sequences:,}",
+        f"{one.prediction.seconds * 1e3:.1f}",
+        f"{one.tokens_per_s:,.0f}",
+        f"{more[name]:.1f} ×",
+    ]
+    for name, one in card.items()
+]
+table(
+    ["", "a token", "sequences", "a step, ms", "tokens a second", "times MHA's"], rows, "predicted for an H100 of 80 GB"
+)
+
+# %% jupyter={"source_hidden": true}
+assert more["gqa"] > 3.5 and more["mqa"] > more["mla"] > more["gqa"]
+say(
+    f"With GQA in groups of four the step takes {card['gqa'].prediction.seconds * 1e3:.0f} ms in place of"
+    f" {card['mha'].prediction.seconds * 1e3:.0f}, and writes {card['gqa'].fit.sequences} tokens in place of"
+    f" {card['mha'].fit.sequences}: **{more['gqa']:.1f} times** as many a second. With MQA {busy * 1e3:.0f} ms of the"
+    f" step are compute-bound: {card['mqa'].fit.sequences:,} rows are past the knee of lab 02. MLA has"
+    f" {card['mla'].fit.sequences / card['mha'].fit.sequences:.0f} times the sequences and {more['mla']:.1f} times the"
+    " tokens: our absorbed attention writes its scores to memory and reads them again, which a fused kernel spares."
+)
+
+# %% [markdown]
+# A published number of this kind: DeepSeek-V2 ([arXiv 2405.04434](https://arxiv.org/abs/2405.04434)) reports a KV cache
+# that is 93.3 % smaller than that of DeepSeek 67B, and 5.76 times its maximum generation throughput. (The two differ
+# in more than their attention.)
 
 # %% [markdown]
 # ## Bytes against time
 #
-# And how much faster is a step? First the small models, whose caches differ by a factor of six.
+# And what does one user gain alone? First the small models, whose caches differ by a factor of six.
 
 # %% jupyter={"source_hidden": true}
 small_guess = ask(
@@ -982,16 +1253,16 @@ table(["", "cache", "measured, ms", "predicted, ms", "logits off by, of the larg
 # must be unpacked inside the attention kernel, between memory and the multiply (lab 10).
 
 # %% [markdown]
-# # What it costs, and when it does not help
+# # When to use it, and when not
 #
-# | idea | smaller by | what it costs | when it does not help |
+# | idea | use it when | not when | what it costs |
 # |---|---|---|---|
-# | MQA, GQA | H_q / H_kv | some quality; must be trained, or converted and trained further | H_kv below the number of cards: each card needs a copy |
-# | MLA | H·(c + v) / (r + ρ) | more FLOPs per pair; two forms to maintain | long prompts in absorbed form; few heads |
-# | shared layers | layers per group | some quality; must be trained | time: each layer still reads its keys |
-# | windows | S / W in those layers | distant tokens are visible only through global layers | texts shorter than W |
-# | sinks | – | a few places | a model that has none |
-# | int8, fp8, int4 | 2, 2, 4 against 16 bits, less the scales | error; unpacking | without a kernel that unpacks while it attends |
+# | MQA, GQA: H_q / H_kv smaller | a model is trained anyway, or can be converted and trained further | H_kv would be below the number of cards: each card needs a copy | some quality |
+# | MLA: H·(c + v) / (r + ρ) smaller | many heads, long contexts, decode | long prompts in absorbed form; few heads | more FLOPs per pair; two forms to maintain |
+# | shared layers: by layers per group | memory is the limit | time is: each layer still reads its keys | some quality; must be trained |
+# | windows: S / W in those layers | texts are longer than W | texts are shorter than W | distant tokens are visible only through global layers |
+# | sinks | a model has them: measure | a model has none | a few places |
+# | int8, fp8, int4: 2, 2, 4 against 16 bits | no training is possible; a kernel unpacks while it attends | there is no such kernel and time matters | error; the scales' bytes; unpacking |
 #
 # And none of them speeds up a step with another limit: short texts, whose weights are larger than the cache;
 # small models on large cards, which are launch-bound; prompts, which are compute-bound. There a smaller cache
@@ -1015,12 +1286,33 @@ table(
 # | here | in production |
 # |---|---|
 # | GQA by a setting | nearly every open model since 2023; MQA in the smallest |
-# | MLA in two forms, chosen by new tokens | DeepSeek-V2 and V3 and their relatives: absorbed for decode (FlashMLA), expanded for prefill |
-# | windows with global layers | Gemma 2 and 3, Mistral's first; engines keep one pool for each kind of layer |
+# | MLA in two forms, chosen by new tokens | DeepSeek-V2 and V3 and their relatives: absorbed for decode ([FlashMLA](https://github.com/deepseek-ai/FlashMLA)), expanded for prefill |
+# | windows with global layers | Gemma 2 and 3, Mistral's first. [vLLM](https://docs.vllm.ai/en/latest/design/hybrid_kv_cache_manager/) allocates by the kind of layer |
 # | a rolling buffer with room to roll back | pages that are freed when they leave the window (lab 09) |
-# | int8, fp8, int4 with scales | fp8 is common, one scale per tensor or per head, unpacked inside the kernel; int4 in local engines |
+# | int8, fp8, int4 with scales | fp8 is common: [vLLM](https://docs.vllm.ai/en/latest/features/quantization/quantized_kvcache/) has a scale per tensor or per head. [SGLang](https://docs.sglang.io/advanced_features/quantized_kv_cache.html) warns of what we measured: slow where unpacking is not fused with attention |
 # | shared layers by a map | CLA in a few models; others share keys in the upper half (YOCO) |
 # | converting by means and a short training | rare for large models, which are trained with GQA from the start |
+
+# %% [markdown]
+# # Five things to take along
+#
+# 1. Bytes per token are a product, 2·L·H_kv·D·S·b. Each method divides one factor, so methods on different factors
+#    multiply, and which one a model uses is read from its shape, not from its name.
+# 2. A full memory is read once in every step whatever is in it. So a smaller cache earns tokens a second by letting
+#    more sequences share the step, until their arithmetic takes as long as the reading.
+# 3. Bytes stored and bytes read are different things. Shared layers and codes without a fused kernel save the first and
+#    not the second: more users, no faster.
+# 4. Absorption moves a matrix from the side that grows (the cached tokens) to the side that does not (the new one). It
+#    works only if nothing that depends on the position stands between, which is why the rotary part is separate.
+# 5. A difference of quality between two models counts only beyond the spread between seeds, and a published remedy such
+#    as sinks helps only a model that has the problem. Measure both before you choose.
+
+# %% [markdown]
+# # The next question
+#
+# All of this made the *cache* smaller. For few users with short texts the weights are most of what a step reads, and
+# each of them still takes 16 or 32 bits. How few bits does a weight need, and which weights may share a scale?
+# [Lab 05](05_quantization.ipynb) asks that.
 
 # %% [markdown]
 # # Your guesses

@@ -5,6 +5,8 @@
 #
 # Rounding is easy. Which weights can be rounded, and how, is the question that nine methods answer in nine
 # ways. All of them are here, on one model, one [calibration](../docs/glossary.md#quantization) text and one plot.
+#
+# Two sittings: **Fewer bits, and the numbers they break**, and **The error spread, and all methods compared**.
 
 # %% jupyter={"source_hidden": true}
 import math
@@ -42,6 +44,9 @@ def loss(some_model):
     """Nats a token on held-out text. No quantizer has seen it."""
     return loss_through(some_model, Recompute(some_model.config), passages, chunk=256).nats_per_token
 
+
+# %% [markdown]
+# # Sitting 1: Fewer bits, and the numbers they break
 
 # %% [markdown]
 # ## Predict
@@ -93,7 +98,7 @@ say(
 )
 
 # %% [markdown]
-# # Why fewer bits
+# ## Why fewer bits
 #
 # A step for one user reads each weight once and does two FLOPs with it. On the accelerators of lab 02 the
 # reading takes more than a hundred times as long. So the precision of the arithmetic hardly matters; the number
@@ -158,7 +163,7 @@ table(
 )
 
 # %% [markdown]
-# ## And a prompt?
+# ### And a prompt?
 #
 # A prompt of 2,048 tokens also reads each weight once, but multiplies it 2,048 times. Such a step is
 # compute-bound, and weight-only quantization does *the same arithmetic*. By the cost model of lab 02, on an
@@ -210,9 +215,9 @@ say(
 )
 
 # %% [markdown]
-# # Numbers in few bits
+# ## Numbers in few bits
 #
-# ## Floats
+# ### Floats
 #
 # A float is a sign, an exponent and a fraction. The exponent sets the range, the fraction sets the precision. A
 # bit used for one is missing in the other.
@@ -283,7 +288,7 @@ print(
 )
 
 # %% [markdown]
-# ## Whole numbers
+# ### Whole numbers
 #
 # A float keeps its *relative* precision over a huge range. The weights of one row do not need such a range:
 # they are roughly normally distributed, and the largest is only a few times the typical one. So an even grid
@@ -322,7 +327,7 @@ table(
 )
 
 # %% [markdown]
-# ## Who shares a scale?
+# ### Who shares a scale?
 #
 # The error depends on the [scale](../docs/glossary.md#quantization), and the scale on the *widest* weight of those that share it. With one scale
 # for the tensor, one weight among a hundred thousand spoils it. A scale for each output (**per channel**), or
@@ -386,7 +391,7 @@ in_bits = {m.settings["bits"]: m for m in row_found if m.settings["measured"] ==
 bit_guess.compare(in_bits[3].median / in_bits[4].median, predicted=in_bits[3].predicted / in_bits[4].predicted)
 
 # %% [markdown]
-# ## Packing
+# ### Packing
 #
 # No machine reads 4 bits or 3. Codes are packed into bytes without gaps, and unpacked by shifts and masks. Two
 # codes of 4 bits make a byte; eight of 3 bits make three bytes, two with their lower bits and one with their
@@ -433,9 +438,9 @@ say(
 )
 
 # %% [markdown]
-# # What rounding breaks
+# ## What rounding breaks
 #
-# ## A toy
+# ### A toy
 #
 # Two inputs, two weights, and a grid of tenths. The first input is large. What does the output become?
 
@@ -488,7 +493,7 @@ picture(figure, alt)
 # must be searched.
 
 # %% [markdown]
-# ## Outliers
+# ### Outliers
 #
 # Are there inputs of 100 beside inputs of 1? In large models, yes: from about 6.7 billion weights on, a few
 # channels, the same ones in all layers, are up to 20 times larger than the others (Dettmers and others, 2022).
@@ -586,7 +591,7 @@ say(
 )
 
 # %% [markdown]
-# ## LLM.int8(): a few columns apart
+# ### LLM.int8(): a few columns apart
 #
 # If a few channels are large, the same ones in all tokens, separate them. Their columns are multiplied in 16
 # bits, all others in 8:
@@ -615,10 +620,85 @@ say(
 )
 
 # %% [markdown]
-# # AWQ: scale up what matters
+# ## One channel in a hundred
 #
-# Mixed precision is awkward for hardware. AWQ (activation-aware weight quantization, 2023) keeps one format for
-# all weights, and uses this identity:
+# LLM.int8() keeps columns apart so that *inputs* can be rounded. With rounded weights and inputs in full one can ask the
+# same: which columns must not be rounded? AWQ's authors kept 1 % of the input channels of OPT-6.7B in FP16 and rounded
+# all others to 3 bits in groups of 128. Perplexity on WikiText-2 (their table 1; 10.86 in FP16):
+#
+# | chosen by | none kept | 0.1 % | 1 % | 3 % |
+# |---|---|---|---|---|
+# | the size of the inputs | 23.54 | 11.58 | 11.39 | 11.36 |
+# | the norm of the weights | 23.54 | 23.41 | 22.37 | 22.45 |
+# | at random | 23.54 | 23.54 | 24.23 | 24.22 |
+#
+# (Their figure 2 has 43.2 without and 13.0 with 1 %, for the same model and format; the paper does not say why it
+# differs from the table.)
+#
+# The same for our model, and for one with three planted channels, 32 times larger:
+
+# %% jupyter={"source_hidden": true}
+salient_guess = ask(
+    "one channel in a hundred",
+    "Three planted outlier channels, weights in 3 bits. The 1 % of channels with the largest inputs stay in 16 bits: how"
+    " much of what rounding loses is gone?",
+    unit="%",
+    kind="slider",
+    example=25,
+    low=0,
+    high=100,
+)
+salient_guess
+
+# %%
+salient_guess.answer()
+salient = wb.panels.salient()
+salient
+
+# %%
+kept = salient.run()
+salient.snapshot()
+
+# %%
+by_choice = {
+    (m.settings["weights"], m.settings["way"], m.settings["share"]): m.counts for m in kept if "way" in m.settings
+}
+gone = {choice: counts["recovered"] for choice, counts in by_choice.items()}
+salient_guess.compare(100 * gone["planted", "by activation", 0.01])
+
+# %% jupyter={"source_hidden": true}
+one = by_choice["planted", "by activation", 0.01]
+none = next(m.counts for m in kept if m.settings["measured"] == "rtn")
+assert gone["planted", "by activation", 0.01] > 0.5 and one["planted_kept"] == 1
+assert by_choice["planted", "by weight", 0.01]["planted_kept"] == 0
+assert max(abs(gone["planted", way, 0.01]) for way in ("by weight", "at random")) < 0.25
+say(
+    f"With outliers, 1 % chosen by the inputs takes away **{gone['planted', 'by activation', 0.01]:.0%}** of what rounding"
+    f" loses; chosen by weight norm {gone['planted', 'by weight', 0.01]:.0%}, at random"
+    f" {gone['planted', 'at random', 0.01]:.0%}. All planted channels are among the first, none among the second: the"
+    f" columns that read them are small. What is left, {one['excess']:.3f} nats per token, is about what the model loses"
+    f" without outliers ({none['excess']:.3f}). It costs"
+    f" {one['kept_channels']:,.0f} of {one['channels']:,.0f} channels and"
+    f" {one['bits_per_weight'] - none['bits_per_weight']:.3f} bits per weight, {none['bits_per_weight']:.2f} become"
+    f" {one['bits_per_weight']:.3f}."
+)
+
+# %% jupyter={"source_hidden": true}
+at_one = {way: by_choice["original", way, 0.01] for way in ("by activation", "by weight", "at random")}
+shares = {
+    way: f"{100 * c['recovered']:.1f} ± {100 * c['recovered_standard_error']:.1f} % {way}" for way, c in at_one.items()
+}
+say(
+    "Our model as it is has no such channels, and 1 % of them hardly helps, however they are chosen:"
+    f" {'; '.join(shares.values())} (± the standard error over the passages). Where all channels are about equally large, a hundredth of them carries"
+    " about a hundredth of the error: what persuades in the paper are the outliers of large models."
+)
+
+# %% [markdown]
+# ## AWQ: scale up what matters
+#
+# So the inputs say which weights matter. But two formats in one matrix are awkward for hardware. AWQ (activation-aware
+# weight quantization, 2023) keeps one format for all weights, and uses this identity:
 #
 # $$X\,W \;=\; (X\, s^{-1})\,(s\, W)$$
 #
@@ -732,7 +812,53 @@ table(
 # share. It is divided at run time instead, by one small operation.
 
 # %% [markdown]
-# # GPTQ: let the others compensate
+# ## Weights and inputs in eight bits
+#
+# For prompts and large batches the arithmetic itself must become cheaper, so inputs are quantized as well. The
+# scales are factored out of the product, so that the product itself uses integers only:
+#
+# $$y = (s_x\, q_x)\,(s_w\, q_w)^\top = (s_x \otimes s_w)\;\; q_x\, q_w^\top$$
+#
+# That works if s_x is one per token and s_w one per output. A scale for each *input channel* would be inside
+# the sum, and the outliers are in the input channels. **SmoothQuant** (2022) reduces them with the same
+# identity as AWQ, but for another reason: not to protect weights, but to make inputs easy to quantize.
+#
+# $$s_j = \frac{\max |x_j|^{\alpha}}{\max |w_j|^{1 - \alpha}}$$
+
+# %%
+from workbench.quantization.smoothquant import smoothing
+
+seen = inputs_of(planted, "attention.q", layer=2).max_abs
+attention = planted.layers[2].attention
+columns = torch.cat([getattr(attention, name).weight.detach() for name in "qkv"]).abs().amax(0)
+divisor = smoothing(seen, columns, alpha=0.5)
+
+# %% jupyter={"source_hidden": true}
+rows = [
+    [name, f"{float(x_max.max() / x_max.median()):.1f} ×", f"{float(w_max.max() / w_max.median()):.1f} ×"]
+    for name, x_max, w_max in (("planted", seen, columns), ("smoothed, α = ½", seen / divisor, columns * divisor))
+]
+assert float((seen / divisor).max() / (seen / divisor).median()) < 0.5 * planted_peak
+table(
+    ["", "largest input channel over the median", "largest weight column over the median"],
+    rows,
+    "layer 2, before q, k and v",
+)
+
+# %% [markdown]
+# With α = ½ the two sides are balanced: in every channel the largest input is as large as the largest weight.
+# Neither is a problem in 8 bits.
+
+# %% [markdown]
+# # Sitting 2: The error spread, and all methods compared
+#
+# From sitting 1: a group of weights shares a scale, and its widest weight sets the step of all. The error of an output
+# is a quadratic form of the error of its weights, $\delta H \delta^\top$ with $H = X^\top X$ from calibration text. AWQ
+# scales columns before rounding. The methods of this sitting let weights make up for each other, or choose other values
+# than an even grid. Then all are compared.
+
+# %% [markdown]
+# ## GPTQ: let the others compensate
 #
 # Rounding changes a weight. The weights that are not yet rounded can change too, so that the *output* stays as
 # it was. If two inputs are always equal, one weight can compensate for the error of the other:
@@ -744,71 +870,16 @@ table(
 #      GPTQ    0.4 → 0     its 0.4 goes to the neighbour: 0.8 → 1              y = 1 · x
 # ```
 #
-# ## The derivation, in short
+# In general, weight j changes by $\delta_j = q - w_j$, and all weights that are not yet rounded are free. The best
+# change of all, and the error that is left, are
 #
-# The output error of a row is $\delta H \delta^\top$. Fix one change, δ_j = q − w_j, and let all others be
-# free. The optimal choice of the others (set their gradient to zero) is
+# $$\delta = \frac{\delta_j}{[H^{-1}]_{jj}}\; [H^{-1}]_{j,:} \qquad\qquad \frac{\delta_j^2}{[H^{-1}]_{jj}}$$
 #
-# $$\delta = \frac{\delta_j}{[H^{-1}]_{jj}}\; [H^{-1}]_{j,:} \qquad \text{which leaves an error of} \qquad \frac{\delta_j^2}{[H^{-1}]_{jj}}$$
+# Then column j is done, and the same step is repeated with the columns that are left.
 #
-# Then column j is done, and the same step is repeated with the columns that are left. That is the *optimal
-# brain surgeon* (1993). Try it on numbers: four inputs, the first weight set to zero.
-
-# %%
-generator = torch.Generator().manual_seed(0)
-own_part = torch.randn(400, 8, generator=generator)
-X = own_part + 2 * torch.randn(400, 1, generator=generator)  # eight inputs that come together
-H = (X.T @ X).double()
-row = torch.randn(4, generator=generator, dtype=torch.float64)
-inverse = torch.linalg.inv(H[:4, :4])
-delta = -row[0] / inverse[0, 0] * inverse[0]  # the formula
-others = torch.linalg.solve(H[1:4, 1:4], H[1:4, 0] * row[0])  # the same by least squares
-assert torch.allclose(delta[1:], others)
-left = float(delta @ H[:4, :4] @ delta)
-assert math.isclose(left, float(row[0] ** 2 / inverse[0, 0]), rel_tol=1e-9)
-alone = float(row[0] ** 2 * H[0, 0])
-print(f"setting it to 0 and nothing else: {alone:.0f};  with the others making up for it: {left:.0f}")
-
-# %% [markdown]
 # GPTQ (2022) makes this fast enough for billions of weights. The columns are taken in the same order for all
 # rows, so that one inverse serves all rows. The inverses without the finished columns are given by the rows of
 # one Cholesky factor of H⁻¹. And the effect of a block of columns on the later ones is one matrix product.
-#
-# How close to the optimum does it come? With 8 weights of 2 bits the optimum can be found by trying all 65,536
-# codes of a row:
-
-# %%
-from workbench.quantization.gptq import gptq
-
-W = torch.randn(24, 8, generator=generator)
-two_bits = IntegerFormat(2)
-by_rtn = quantize_tensor(W, two_bits, over=1, group=8)
-by_gptq = gptq(W, H, two_bits, 8)
-every_code = torch.cartesian_prod(*[torch.arange(4.0)] * 8).double()
-
-
-def lost(stands_in):
-    d = (W - stands_in).double()
-    return torch.einsum("oi,ij,oj->o", d, H, d)
-
-
-best_possible = []
-for w, scale, zero in zip(W.double(), by_rtn.scale.double().flatten(), by_rtn.zero.double().flatten()):
-    d = w - (every_code * scale + zero)
-    best_possible.append(((d @ H) * d).sum(1).min())
-best_possible = torch.stack(best_possible)
-
-# %%
-shares = {name: lost(q.dequantize()) / best_possible for name, q in (("RTN", by_rtn), ("GPTQ", by_gptq))}
-found_best = int((shares["GPTQ"] < 1.0001).sum())
-total = {name: float((s * best_possible).sum() / best_possible.sum()) for name, s in shares.items()}
-
-# %% jupyter={"source_hidden": true}
-assert 1 <= total["GPTQ"] < 1.5 < 2 < total["RTN"]
-say(
-    f"{len(W)} rows: RTN's output error is {total['RTN']:.2f} times the least possible with these scales, GPTQ's "
-    f"**{total['GPTQ']:.2f} times**, and in {found_best} rows it found the best there is."
-)
 
 # %% [markdown]
 # See it on rows of the model, column by column:
@@ -852,12 +923,70 @@ say(
 # H is estimated from limited text, and a small number is added to its diagonal so that directions with little
 # data do not get too much influence.
 
+# %% [markdown] jp-MarkdownHeadingCollapsed=true
+# ### Deeper: the derivation, and how near to the optimum it comes
+#
+# Fix δ_j, let all others be free, and set the gradient of $\delta H \delta^\top$ with respect to them to zero: that gives
+# the formula. It is the *optimal brain surgeon* (1993). Try it on numbers: four inputs, the first weight set to zero.
+
+# %%
+dice = torch.Generator().manual_seed(0)
+own_part = torch.randn(400, 8, generator=dice)
+X = own_part + 2 * torch.randn(400, 1, generator=dice)  # eight inputs that come together
+H = (X.T @ X).double()
+row = torch.randn(4, generator=dice, dtype=torch.float64)
+inverse = torch.linalg.inv(H[:4, :4])
+delta = -row[0] / inverse[0, 0] * inverse[0]  # the formula
+others = torch.linalg.solve(H[1:4, 1:4], H[1:4, 0] * row[0])  # the same by least squares
+assert torch.allclose(delta[1:], others)
+left = float(delta @ H[:4, :4] @ delta)
+assert math.isclose(left, float(row[0] ** 2 / inverse[0, 0]), rel_tol=1e-9)
+alone = float(row[0] ** 2 * H[0, 0])
+print(f"setting it to 0 and nothing else: {alone:.0f};  with the others making up for it: {left:.0f}")
+
 # %% [markdown]
-# # Other grids
+# How close to the optimum does GPTQ come? With 8 weights of 2 bits the optimum can be found by trying all 65,536
+# codes of a row:
+
+# %%
+from workbench.quantization.gptq import gptq
+
+W = torch.randn(24, 8, generator=dice)
+two_bits = IntegerFormat(2)
+by_rtn = quantize_tensor(W, two_bits, over=1, group=8)
+by_gptq = gptq(W, H, two_bits, 8)
+every_code = torch.cartesian_prod(*[torch.arange(4.0)] * 8).double()
+
+
+def lost(stands_in):
+    d = (W - stands_in).double()
+    return torch.einsum("oi,ij,oj->o", d, H, d)
+
+
+best_possible = []
+for w, scale, zero in zip(W.double(), by_rtn.scale.double().flatten(), by_rtn.zero.double().flatten()):
+    d = w - (every_code * scale + zero)
+    best_possible.append(((d @ H) * d).sum(1).min())
+best_possible = torch.stack(best_possible)
+
+# %%
+shares = {name: lost(q.dequantize()) / best_possible for name, q in (("RTN", by_rtn), ("GPTQ", by_gptq))}
+found_best = int((shares["GPTQ"] < 1.0001).sum())
+total = {name: float((s * best_possible).sum() / best_possible.sum()) for name, s in shares.items()}
+
+# %% jupyter={"source_hidden": true}
+assert 1 <= total["GPTQ"] < 1.5 < 2 < total["RTN"]
+say(
+    f"{len(W)} rows: RTN's output error is {total['RTN']:.2f} times the least possible with these scales, GPTQ's "
+    f"**{total['GPTQ']:.2f} times**, and in {found_best} rows it found the best there is."
+)
+
+# %% [markdown]
+# ## Other grids
 #
 # RTN, AWQ and GPTQ choose codes on the same even grid. Why even?
 #
-# ## NF4: levels where the weights are
+# ### NF4: levels where the weights are
 #
 # Trained weights are nearly normally distributed. An even grid spends codes on its ends, where there is hardly
 # a weight. **NF4** (QLoRA, 2023) puts 16 levels at the quantiles of a normal distribution, so that each is used
@@ -913,10 +1042,16 @@ say(
 # counts by the *sensitivity* of the loss to it. The few weights that lie far out are stored separately, sparse,
 # in full precision.
 #
-# ## Scales of scales
+# Two more ideas stand in the deeper parts below. Small blocks have small errors and many scales, so scales are rounded
+# too: **double quantization** in NF4, and the **k-quants** of llama.cpp. And at 2 bits, where rounding each weight alone
+# fails, **QuIP#** (2024) rotates the matrix until no weight is an outlier, and rounds eight weights at once to the points
+# of a lattice.
+
+# %% [markdown] jp-MarkdownHeadingCollapsed=true
+# ### Deeper: scales of scales
 #
 # Small blocks mean small errors and many scales. So round the scales too. NF4 has blocks of 64 with a scale in
-# float32, half a bit per weight; **double quantization** stores the scales in 8 bits, with one float32 for 256
+# float32, half a bit per weight; double quantization stores the scales in 8 bits, with one float32 for 256
 # of them:
 
 # %%
@@ -925,7 +1060,7 @@ assert (single, round(double, 3), round(single - double, 2)) == (0.5, 0.127, 0.3
 print(f"{single:.3f} bits per weight become {double:.3f}: {single - double:.2f} less, as published")
 
 # %% [markdown]
-# GGUF's **k-quants** do it with integers: 256 weights share a scale in float16, and blocks of 16 or 32 among
+# GGUF's k-quants do it with integers: 256 weights share a scale in float16, and blocks of 16 or 32 among
 # them multiply it by a code of 4 to 8 bits. Counted from the bytes of a super-block, as llama.cpp stores them:
 
 # %%
@@ -962,10 +1097,10 @@ say(
     f"**{bits_of['Q2_K']}**. One of the two was forgotten."
 )
 
-# %% [markdown]
-# ## Two bits: rotate, then use a lattice
+# %% [markdown] jp-MarkdownHeadingCollapsed=true
+# ### Deeper: two bits: rotate, then use a lattice
 #
-# At two bits a weight has four values, and rounding each weight separately fails. **QuIP#** (2024) does two
+# At two bits a weight has four values, and rounding each weight separately fails. QuIP# does two
 # things.
 #
 # *Incoherence.* Multiply the matrix by random rotations from both sides (Hadamard matrices, random signs). A
@@ -974,8 +1109,9 @@ say(
 # %%
 from workbench.quantization.hadamard import rotate
 
-signs = torch.randint(0, 2, (1024,), generator=generator) * 2.0 - 1
-spiky = torch.randn(16, 1024, generator=generator)
+dice = torch.Generator().manual_seed(0)
+signs = torch.randint(0, 2, (1024,), generator=dice) * 2.0 - 1
+spiky = torch.randn(16, 1024, generator=dice)
 spiky[:, 7] = 30.0
 turned = rotate(spiky * signs)
 assert torch.allclose(rotate(turned, inverse=True) * signs, spiky, atol=1e-3)
@@ -992,7 +1128,7 @@ print(f"largest over root mean square: {peaks[0]:.1f} before, {peaks[1]:.1f} aft
 # %%
 from workbench.quantization import lattice
 
-cloud = torch.randn(2048, 8, generator=generator)
+cloud = torch.randn(2048, 8, generator=dice)
 grid_error = min(
     float((cloud[..., None] - torch.tensor([-1.5, -0.5, 0.5, 1.5]) * s).square().amin(-1).mean())
     for s in torch.linspace(0.8, 1.2, 21).tolist()
@@ -1008,45 +1144,7 @@ say(
 )
 
 # %% [markdown]
-# # Weights and inputs in eight bits
-#
-# For prompts and large batches the arithmetic itself must become cheaper, so inputs are quantized as well. The
-# scales are factored out of the product, so that the product itself uses integers only:
-#
-# $$y = (s_x\, q_x)\,(s_w\, q_w)^\top = (s_x \otimes s_w)\;\; q_x\, q_w^\top$$
-#
-# That works if s_x is one per token and s_w one per output. A scale for each *input channel* would be inside
-# the sum, and the outliers are in the input channels. **SmoothQuant** (2022) reduces them with the same
-# identity as AWQ, but for another reason: not to protect weights, but to make inputs easy to quantize.
-#
-# $$s_j = \frac{\max |x_j|^{\alpha}}{\max |w_j|^{1 - \alpha}}$$
-
-# %%
-from workbench.quantization.smoothquant import smoothing
-
-seen = inputs_of(planted, "attention.q", layer=2).max_abs
-attention = planted.layers[2].attention
-columns = torch.cat([getattr(attention, name).weight.detach() for name in "qkv"]).abs().amax(0)
-divisor = smoothing(seen, columns, alpha=0.5)
-
-# %% jupyter={"source_hidden": true}
-rows = [
-    [name, f"{float(x_max.max() / x_max.median()):.1f} ×", f"{float(w_max.max() / w_max.median()):.1f} ×"]
-    for name, x_max, w_max in (("planted", seen, columns), ("smoothed, α = ½", seen / divisor, columns * divisor))
-]
-assert float((seen / divisor).max() / (seen / divisor).median()) < 0.5 * planted_peak
-table(
-    ["", "largest input channel over the median", "largest weight column over the median"],
-    rows,
-    "layer 2, before q, k and v",
-)
-
-# %% [markdown]
-# With α = ½ the two sides are balanced: in every channel the largest input is as large as the largest weight.
-# Neither is a problem in 8 bits.
-
-# %% [markdown]
-# # All of them, on one plot
+# ## All of them, on one plot
 #
 # One model, one calibration text from the training modules, one held-out text. Further left is fewer bytes,
 # further down is better. Which methods are Pareto-optimal: no other is both smaller and better?
@@ -1107,7 +1205,7 @@ say(
 gptq_guess.compare(100 * of_rtn["GPTQ"])
 
 # %% [markdown]
-# # Fewer bytes, and less time?
+# ## Fewer bytes, and less time?
 #
 # Look at the right-hand plot, and at what it says about float32.
 
@@ -1190,7 +1288,7 @@ say(
 )
 
 # %% [markdown]
-# # Beside published numbers
+# ## Beside published numbers
 #
 # Llama-2-7B on WikiText-2, context 2,048, as published by the methods' authors and others (fp16: 5.47). To
 # compare methods, use the excess over fp16, as a share of RTN's at the same bits and groups:
@@ -1226,7 +1324,7 @@ say(
 )
 
 # %% [markdown]
-# # Calibration, and its traps
+# ## Calibration, and its traps
 #
 # AWQ, GPTQ and SmoothQuant use text. A model that is fitted to a text fits that text best, so **never evaluate
 # on calibration text**. Ours comes from the training modules, the perplexities above from modules that were
@@ -1234,6 +1332,8 @@ say(
 # that text and on other text:
 
 # %%
+from workbench.quantization.gptq import gptq
+
 NAME = "mlp.down"
 down = model.layers[0].mlp.down.weight.detach()
 judge = inputs_of(model, NAME, Calibration(passages))  # held out: for judging only
@@ -1284,6 +1384,7 @@ say(
 # - **Comparing files.** Two checkpoints "in 4 bits" may have other groups, another head, other layers left out.
 
 # %%
+generator = torch.Generator().manual_seed(0)
 noise = torch.randint(0, model.config.vocab_size, (16, 256), generator=generator)
 got = inputs_of(model, NAME, Calibration(noise))
 from_noise = judge.output_error(down, gptq(down, got.second_moments, three, 128).dequantize())
@@ -1309,18 +1410,18 @@ except WorkbenchError as error:
     print(error)
 
 # %% [markdown]
-# # What it costs, and when it does not help
+# # When to use it, and when not
 #
-# | method | uses | what it costs | when it does not help |
+# | idea | use it when | not when | what it costs |
 # |---|---|---|---|
-# | RTN | nothing | a second | below 4 bits; with outliers, if inputs are rounded |
-# | LLM.int8() | inputs at run time | a second product, gather and scatter | time: it saves memory |
-# | AWQ | mean magnitude of inputs | a search; a norm that can take the scale | without groups; where no norm stands before the layer |
-# | GPTQ | H of each layer | an inverse per layer; sensitive to the text | 8 bits, where nothing is left to gain |
-# | NF4, SqueezeLLM | weights (and sensitivities) | a table look-up for each weight | where integer units do the product |
-# | k-quants | weights (and an importance) | unpacking two levels of scales | large batches |
-# | QuIP# | H, rotations | a Hadamard transform of each input; a look-up | at 4 bits, where simpler ones do as well |
-# | SmoothQuant | largest inputs | some range in the weights | decode with one user: no fewer bytes than int8 weights |
+# | RTN in 8 bits | always, where weights are read for few users | below 4 bits; with outliers, if inputs are rounded too | a second |
+# | LLM.int8() | a model must fit, and its inputs have outliers | time matters: it saves memory | a second product, gather and scatter |
+# | AWQ | 3 or 4 bits in groups, inputs of unequal size | no groups; no norm before the layer that could take the scale | a search on calibration text |
+# | GPTQ | 3 or 4 bits, inputs that are correlated | 8 bits, where nothing is left to gain; little calibration text | an inverse per layer; sensitive to the text |
+# | NF4, SqueezeLLM | memory is what lacks; fine-tuning on top | integer units do the product | a table look-up for each weight |
+# | k-quants | a laptop, one user | large batches | unpacking two levels of scales |
+# | QuIP# | 2 bits | 4 bits, where simpler ones do as well | a Hadamard transform of each input; a look-up |
+# | SmoothQuant | prompts and large batches, in int8 | decode with one user: no fewer bytes than int8 weights | some range in the weights |
 #
 # And none of them speeds up a step whose limit is not reading weights: small models on large cards are
 # launch-bound (lab 02); long contexts read more cache than weights (labs 03 and 04); prompts and large batches
@@ -1331,12 +1432,12 @@ except WorkbenchError as error:
 #
 # | here | in production |
 # |---|---|
-# | k-quants | **GGUF** files of llama.cpp: Q4_K_M and similar mixtures, with the sensitive tensors in more bits; the usual form on laptops |
-# | AWQ, GPTQ, groups of 128, 4 bits | checkpoints on the hub, run by vLLM and others with **Marlin** kernels, which unpack between memory and tensor cores: near the ideal speedup up to batches of 16 to 32, then less and less, by its authors' measurements |
-# | fp8 | e4m3 weights *and* inputs on Ada, Hopper and Blackwell, whose tensor cores multiply it; older cards only store it (vLLM's documentation) |
-# | groups and scales of scales | **MXFP4**: blocks of 32 floats of 4 bits (e2m1) with a power of two as their scale; **NVFP4**: blocks of 16, scales in e4m3 and one float32 per tensor; in the tensor cores of Blackwell |
-# | LLM.int8(), NF4 | bitsandbytes: loading large models on small cards, and fine-tuning on top of them (QLoRA) |
-# | quantizing after training | training for the target format: OpenAI's gpt-oss was released in MXFP4, its experts' weights 4.25 bits each |
+# | k-quants | **GGUF** files of [llama.cpp](https://github.com/ggml-org/llama.cpp/pull/1684): Q4_K_M and similar mixtures, with the sensitive tensors in more bits; the usual form on laptops |
+# | AWQ, GPTQ, groups of 128, 4 bits | checkpoints on the hub, run by [vLLM](https://docs.vllm.ai/en/latest/features/quantization/) and others with [Marlin](https://arxiv.org/abs/2408.11743) kernels, which unpack between memory and tensor cores: near the ideal speedup up to batches of 16 to 32, then less and less, by its authors' measurements |
+# | fp8 | e4m3 weights *and* inputs on Ada, Hopper and Blackwell, whose tensor cores multiply it; older cards only store it ([vLLM's documentation](https://docs.vllm.ai/en/latest/features/quantization/)) |
+# | groups and scales of scales | [**MXFP4**](https://arxiv.org/abs/2310.10537): blocks of 32 floats of 4 bits (e2m1) with a power of two as their scale; **NVFP4**: blocks of 16, scales in e4m3 and one float32 per tensor; in the tensor cores of Blackwell |
+# | LLM.int8(), NF4 | [bitsandbytes](https://github.com/bitsandbytes-foundation/bitsandbytes): loading large models on small cards, and fine-tuning on top of them ([QLoRA](https://arxiv.org/abs/2305.14314)) |
+# | quantizing after training | training for the target format: OpenAI's [gpt-oss](https://arxiv.org/abs/2508.10925) was released in MXFP4, its experts' weights 4.25 bits each |
 #
 # Count the last one: blocks of 32 with 8 bits of scale.
 
@@ -1349,6 +1450,27 @@ e2m1 = sorted(
 print(f"MXFP4: {mxfp4} bits per weight; NVFP4: {nvfp4}, and 32 bits for the tensor")
 print("all numbers of e2m1:", ", ".join(f"{v:g}" for v in e2m1 if v >= 0), "and their negatives")
 assert len(e2m1) == 15 and max(e2m1) == 6
+
+# %% [markdown]
+# # Five things to take along
+#
+# 1. Few bits save time only where a step waits for weights. The head that stays in 16 bits, scales and launches take
+#    their part: 4 bits are at best 3.15 times fewer bytes for an 8B model, not 4.
+# 2. An error is counted in steps, and the widest number of a group sets the step. All that groups, clipping, rotations and
+#    codebooks do is to keep the step small for the many.
+# 3. Which weights matter is seen in the inputs, not in the weights. Where no input is larger than the others, there is
+#    nothing to protect, and our small model is such a case.
+# 4. An outlier is a matter of scale between two operations: a norm can hand it to the weights or take it back, and the
+#    function stays. AWQ and SmoothQuant both live on that.
+# 5. Calibration text is training data. What was fitted to it must be judged on other text, or it looks many times better
+#    than it is.
+
+# %% [markdown]
+# # The next question
+#
+# A step still reads every weight once for each token, in fewer bits. Could one step give several tokens? The target
+# would need to know in advance what it will say. A draft guesses it, and the target checks all guesses in one step:
+# [lab 06](06_speculative_sampling.ipynb).
 
 # %% [markdown]
 # # Your guesses

@@ -17,6 +17,7 @@ import torch
 from IPython.display import HTML
 
 import workbench as wb
+from workbench.decoding.draws import RandomDraws
 from workbench.errors import WorkbenchError
 from workbench.experiments import run_experiment
 from workbench.instruments.costs import predict, step_costs
@@ -251,6 +252,135 @@ say(
 )
 
 # %% [markdown]
+# # The loop
+#
+# Draft, verify, roll back. Before the engine does it, here it is in plain Python: a model with its cache, and the loop.
+
+
+# %%
+class Cached:
+    """A model with a cache of its own, which reads only the tokens that are new."""
+
+    def __init__(self, some_model, temperature=0.0):
+        self.model, self.temperature = some_model, max(temperature, 1e-9)  # near 0 one token has probability 1
+        self.kv = wb.make_kv("contiguous", some_model.config)
+
+    @torch.inference_mode()
+    def after(self, text, rows):
+        """[rows, V] the token distributions after each of the last `rows` tokens."""
+        known = self.kv.lengths.get(0, 0)
+        batch = Batch.of([text[known:]], first_positions=[known], logits=[rows])
+        return (self.model(batch, self.kv).double() / self.temperature).softmax(-1)
+
+    def roll_back(self, length):
+        self.kv.truncate(0, min(length, self.kv.lengths[0]))
+
+
+# %%
+def speculate(target, draft, prompt, count, K, draws):
+    """At least `count` tokens after the prompt, and how many drafted tokens each round accepted."""
+    text, accepted = list(prompt), []
+    while len(text) < len(prompt) + count:
+        drafted, q = [], []
+        for _ in range(K):  # draft: K small passes
+            q.append(draft.after(text + drafted, 1)[-1])
+            drafted.append(draws.choose(q[-1]))
+        p = target.after(text + drafted, K + 1)  # verify: one pass, K + 1 distributions
+        n = 0
+        while n < K and draws.accept(p[n][drafted[n]] / q[n][drafted[n]]):
+            n += 1
+        left = p[n] if n == K else (p[n] - q[n]).clip(min=0)  # the bonus, or the correction
+        text += [*drafted[:n], draws.choose(left / left.sum())]
+        accepted.append(n)
+        for one in (target, draft):  # roll back: no cache has the newest token
+            one.roll_back(len(text) - 1)
+    return text[len(prompt) :], accepted
+
+
+# %%
+draws = RandomDraws(torch.Generator().manual_seed(0))
+by_hand, accepted = speculate(Cached(target), Cached(draft), prompt, 64, 4, draws)
+assert by_hand[:64] == plain.tokens
+
+# %% jupyter={"source_hidden": true}
+engine = wb.generate(target, prompt, max_new_tokens=64, stop_token_ids=(), kv="contiguous", draft=draft, draft_length=4)
+assert engine.tokens == plain.tokens and abs(len(accepted) - engine.model_calls) <= 1
+say(
+    f"Greedy, K = 4: the same 64 tokens as plain decoding, in **{len(accepted)}** passes of the target instead of"
+    f" {plain.model_calls}; the engine's loop takes {engine.model_calls}. At temperature 1 the same lines sample; that"
+    " they draw from p and from nothing else is proved below, on paper and by running them."
+)
+
+# %% [markdown]
+# `draws` is the only source of chance: "true with this probability?" and "one of these, please". The engine's loop
+# (`workbench/speculation/engine.py`) has the same parts. It adds many sequences in one pass, trees, filters and
+# grammars, log-probabilities, and a draft that may fail without harm.
+
+# %% [markdown]
+# ## Two caches
+#
+# After a round both models have *processed* tokens that are not part of the text. Their keys and values are in
+# the caches and must be removed: otherwise every later token would attend to rejected tokens.
+#
+# ```text
+#      before                    text … a b c          target's cache … a b          draft's cache … a b
+#      draft generates d e f g                                                       … a b c d e f
+#      target verifies           processes c d e f g   … a b c d e f g
+#      d e accepted, then x      text … a b c d e x    … a b c d e    (f g cut)      … a b c d e    (f cut)
+# ```
+#
+# | | the target's cache | the draft's cache |
+# |---|---|---|
+# | holds | the text without its last token | a prefix of the text |
+# | after a round, in the engine | `truncate(sequence, length + kept)` | truncated at the next call, to the common prefix of both |
+# | never holds | x: no model has processed it yet | g: it was generated but not processed |
+#
+# If all K are accepted, the draft has not even processed its own last token: next time it is sent two tokens.
+# In a contiguous cache, truncation changes one number; nothing moves. A rolling buffer (lab 04) has
+# *overwritten* what a truncation would restore, so it needs as many spare places as tokens are drafted, or must
+# refuse.
+
+# %% [markdown]
+# What happens if the truncation is forgotten? Three tokens were drafted, all rejected, and stay in the cache:
+
+# %%
+kv = wb.make_kv("contiguous", model.config, max_tokens=256)
+clean = wb.make_kv("contiguous", model.config, max_tokens=256)
+ahead = passages[2, 96:99].tolist()
+with torch.inference_mode():
+    model(Batch.of([prompt]), kv)
+    model(Batch.of([ahead], first_positions=[len(prompt)]), kv)
+    full = kv.lengths[0]
+    stale = model(Batch.of([plain.tokens[:1]], first_positions=[full]), kv)[-1].double().softmax(-1)
+    kv.truncate(0, len(prompt))
+    cut_again = model(Batch.of([plain.tokens[:1]], first_positions=[len(prompt)]), kv)[-1].double().softmax(-1)
+    model(Batch.of([prompt]), clean)
+    fresh = model(Batch.of([plain.tokens[:1]], first_positions=[len(prompt)]), clean)[-1].double().softmax(-1)
+
+# %% jupyter={"source_hidden": true}
+assert torch.allclose(cut_again, fresh) and not torch.allclose(stale, fresh, atol=1e-3)
+tv = float((stale - fresh).abs().sum() / 2)
+say(
+    f"The next distribution is {tv:.2f} away from the right one (total variation; 1 would be nothing in common). After "
+    f"`truncate(0, {len(prompt)})` it is the distribution of a cache that never saw the guesses, to the last digits of float32."
+)
+
+# %% [markdown]
+# A cache refuses tokens at a position that is not its end, so this error is reported, unless the caller also
+# gives the wrong position, as above:
+
+# %%
+try:
+    model(Batch.of([ahead], first_positions=[full]), clean)
+except WorkbenchError as error:
+    print(error)
+for impossible in (0, 100_000):
+    try:
+        wb.generate(target, prompt, draft=draft, draft_length=impossible)
+    except WorkbenchError as error:
+        print(error)
+
+# %% [markdown]
 # # Why it is exact
 #
 # This may seem impossible, because most tokens come from a weaker model. But add up the probabilities.
@@ -356,6 +486,34 @@ table(
 )
 
 # %% [markdown]
+# And the loop of this page? It takes its chance from `draws`, too. So put tables of fractions in the places of both
+# models, and run it through everything that can happen:
+
+
+# %% jupyter={"source_hidden": true}
+class Tabled:
+    """Stands for a `Cached` model: its distributions are tables of fractions, and there is nothing to roll back."""
+
+    def __init__(self, distribution):
+        self.distribution = distribution
+
+    def after(self, text, rows):
+        return [self.distribution(tuple(text[:end])) for end in range(len(text) - rows + 1, len(text) + 1)]
+
+    def roll_back(self, length):
+        pass
+
+
+# %%
+p_of, q_of = made_up(1, 3), made_up(5, 3)
+K, length = 2, 3
+outcomes = theory.enumerate_outcomes(
+    lambda draws: tuple(speculate(Tabled(p_of), Tabled(q_of), [], length, K, draws)[0][:length])
+)
+assert outcomes == theory.distribution_of_target(p_of, length)
+print(f"the loop by hand: {len(outcomes)} texts of {length} tokens, every probability equal as a fraction")
+
+# %% [markdown]
 # An equality that always holds would prove nothing. So make the rule *slightly* wrong, in ways that have all
 # been seen in practice, and compare the resulting distributions:
 
@@ -438,8 +596,15 @@ HTML(
 # %% [markdown]
 # ## Filters on both sides alike
 #
-# Temperature, top-p and the other filters of lab 01 change the distribution. p is the distribution *after*
-# them. And q? Apply top-p = 0.7, which keeps two of three tokens, to p, to q, or to both:
+# Temperature, top-p and the other filters of lab 01 change the distribution. p is the distribution *after* them, and
+# so is q. The rule is exact for any q, if q is the distribution from which the token was really drawn. An unfiltered
+# draft only costs acceptance: it drafts tokens that p has removed. With a different q the result is wrong. The engine
+# has one object for a request's filters, and uses it for both models.
+
+# %% [markdown] jp-MarkdownHeadingCollapsed=true
+# ### Deeper: four ways to filter, enumerated
+#
+# Apply top-p = 0.7, which keeps two of three tokens, to p, to q, or to both:
 
 
 # %% jupyter={"source_hidden": true}
@@ -484,11 +649,6 @@ rows.append(["draft filtered, and the rule told the unfiltered q", f"{float(wron
 assert ways["both filtered alike"] == ways["draft not filtered, and the rule knows it"] == wanted
 assert wrong > 0 and rates[0] > rates[1]
 table(["", "distance from the filtered target's distribution", "α of the first token"], rows, "top-p = 0.7")
-
-# %% [markdown]
-# The rule is exact for any q, if q is the distribution from which the token was really drawn. An unfiltered draft
-# only costs acceptance: it drafts tokens that p has removed. With a different q the result is wrong. The engine
-# has one object for a request's filters, and uses it for both models.
 
 # %% [markdown]
 # ## On the real pair
@@ -618,6 +778,23 @@ table(
     "accepted, of the tokens that were verified, by position in the draft; K = 4, text that the target generated",
 )
 
+# %%
+draws = RandomDraws(torch.Generator().manual_seed(3))
+by_hand = [
+    speculate(Cached(target, 1.0), Cached(draft, 1.0), row[:96], 40, 4, draws)[1] for row in passages[:3].tolist()
+]
+
+# %% jupyter={"source_hidden": true}
+ours = [kept > place for rounds in by_hand for kept in rounds for place in range(min(kept + 1, 4))]
+engine = [sum(sum(getattr(s, key)) for s in by_temperature[1.0]) for key in ("accepted", "reached")]
+spread = math.sqrt(mean * (1 - mean) * (1 / len(ours) + 1 / engine[1]))
+assert abs(sum(ours) / len(ours) - engine[0] / engine[1]) < 4 * spread
+say(
+    f"The loop by hand at temperature 1, after the same three texts: {sum(ours) / len(ours):.2f} of {len(ours)} verified"
+    f" tokens were accepted; the engine's {engine[0] / engine[1]:.2f} of {engine[1]} (one standard error of the"
+    f" difference: {spread:.2f})."
+)
+
 # %% [markdown]
 # Later positions are reached only if the earlier tokens were accepted, and that happens mostly in easy parts of
 # the text. So α can be larger there as well as smaller. On the other hand, the draft is then conditioned on its
@@ -632,8 +809,11 @@ table(
 #
 # tokens: the first always (at least a correction), the next if the first drafted token was accepted, and so on
 # up to the bonus (Leviathan and others, 2023, equation 1).
+
+# %% [markdown] jp-MarkdownHeadingCollapsed=true
+# ## Deeper: a printed table, computed
 #
-# A published table of this formula has the numbers in the column "printed". Compute it yourself:
+# ⚠ A published table of this formula has the numbers in the column "printed". Compute it yourself:
 
 # %%
 printed = {4: {0.7: 2.53, 0.8: 3.00, 0.9: 3.69, 0.95: 4.24}, 8: {0.7: 2.79, 0.8: 3.57, 0.9: 5.70, 0.95: 7.30}}
@@ -929,93 +1109,52 @@ say(
 )
 
 # %% [markdown]
-# # Two caches
+# # When to use it, and when not
 #
-# After a round both models have *processed* tokens that are not part of the text. Their keys and values are in
-# the caches and must be removed: otherwise every later token would attend to rejected tokens.
-#
-# ```text
-#      before                    text … a b c          target's cache … a b          draft's cache … a b
-#      draft generates d e f g                                                       … a b c d e f
-#      target verifies           processes c d e f g   … a b c d e f g
-#      d e accepted, then x      text … a b c d e x    … a b c d e    (f g cut)      … a b c d e    (f cut)
-# ```
-#
-# | | the target's cache | the draft's cache |
-# |---|---|---|
-# | holds | the text without its last token | a prefix of the text |
-# | after a round | `truncate(sequence, length + kept)` | truncated at the next call, to the common prefix of both |
-# | never holds | x: no model has processed it yet | g: it was generated but not processed |
-#
-# If all K are accepted, the draft has not even processed its own last token: next time it is sent two tokens.
-# In a contiguous cache, truncation changes one number; nothing moves. A rolling buffer (lab 04) has
-# *overwritten* what a truncation would restore, so it needs as many spare places as tokens are drafted, or must
-# refuse.
-#
-# What happens if the truncation is forgotten? Three tokens were drafted, all rejected, and stay in the cache:
-
-# %%
-kv = wb.make_kv("contiguous", model.config, max_tokens=256)
-clean = wb.make_kv("contiguous", model.config, max_tokens=256)
-ahead = passages[2, 96:99].tolist()
-with torch.inference_mode():
-    model(Batch.of([prompt]), kv)
-    model(Batch.of([ahead], first_positions=[len(prompt)]), kv)
-    full = kv.lengths[0]
-    stale = model(Batch.of([plain.tokens[:1]], first_positions=[full]), kv)[-1].double().softmax(-1)
-    kv.truncate(0, len(prompt))
-    cut_again = model(Batch.of([plain.tokens[:1]], first_positions=[len(prompt)]), kv)[-1].double().softmax(-1)
-    model(Batch.of([prompt]), clean)
-    fresh = model(Batch.of([plain.tokens[:1]], first_positions=[len(prompt)]), clean)[-1].double().softmax(-1)
-
-# %% jupyter={"source_hidden": true}
-assert torch.allclose(cut_again, fresh) and not torch.allclose(stale, fresh, atol=1e-3)
-tv = float((stale - fresh).abs().sum() / 2)
-say(
-    f"The next distribution is {tv:.2f} away from the right one (total variation; 1 would be nothing in common). After "
-    f"`truncate(0, {len(prompt)})` it is the distribution of a cache that never saw the guesses, to the last digits of float32."
-)
-
-# %% [markdown]
-# A cache refuses tokens at a position that is not its end, so this error is reported, unless the caller also
-# gives the wrong position, as above:
-
-# %%
-try:
-    model(Batch.of([ahead], first_positions=[full]), clean)
-except WorkbenchError as error:
-    print(error)
-for impossible in (0, 100_000):
-    try:
-        wb.generate(target, prompt, draft=draft, draft_length=impossible)
-    except WorkbenchError as error:
-        print(error)
-
-# %% [markdown]
-# # What it costs, and when it does not help
-#
-# | | |
-# |---|---|
-# | memory | the draft's weights and its cache, beside the target's |
-# | work | K draft steps per round, and target rows that are thrown away: more FLOPs per token, never fewer |
-# | code | two caches to truncate, the same filters for both models, a rule whose errors no text shows |
-# | does not help | large batches: no idle arithmetic |
-# | | text that the draft cannot predict: switch it off |
-# | | a draft that is not much faster: launch-bound models of few layers (lab 02) are not fast because they are small |
-# | | time to the first token: the prompt is one pass anyway, and the draft must process it too |
+# | idea | use it when | not when | what it costs |
+# |---|---|---|---|
+# | draft and verify | few users: a step is bandwidth-bound and arithmetic is idle | large batches: K + 1 rows per sequence cost time | more FLOPs per token, never fewer; target rows that are thrown away |
+# | a small model as the draft | one with the same tokenizer agrees often, α far above c | models of few layers: launch-bound, not fast because they are small (lab 02) | its weights and a second cache; the prompt goes through both models, so the first token comes no sooner |
+# | a larger K | α is near 1 and c small | α falls: most drafted tokens are rejected | K draft steps in every round |
+# | the dynamic length | text and load change; it switches the draft off | short texts: what the first rounds cost is not earned back | counting, and about one percent of the time for tests |
+# | the exact rule | always | – | two caches to truncate, the same filters for both models, and errors that no text shows |
 #
 # It never costs quality. That is the difference to the labs before: a quantized model is another model.
 
 # %% [markdown]
 # # What production systems do
 #
-# | here | in production |
+# | system | what it does |
 # |---|---|
-# | a draft model, K fixed | vLLM, TensorRT-LLM, SGLang and llama.cpp have it; K of 3 to 8 is usual |
-# | the dynamic length | transformers changes K by the number of accepted tokens and stops where the draft is unsure; vLLM's authors reduce K under load |
-# | a small model of the same family | heads on the target itself: Medusa, EAGLE (lab 07), or trained with the model: multi-token prediction in DeepSeek-V3 |
-# | the exact rule | some accept "typical" tokens instead (Medusa): faster, but another distribution |
-# | both caches truncated | with paged caches (lab 09) whole blocks are freed |
+# | [vLLM](https://blog.vllm.ai/2024/10/17/spec-decode.html) | draft models, heads and n-grams, inside its continuous batches; faster at a low load, slower at a high one |
+# | [transformers](https://huggingface.co/docs/transformers/main/en/assisted_decoding) | `assistant_model`: greedy or sampled, one sequence; it can stop where the draft is unsure |
+# | [TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/advanced/speculative-decoding.html) | draft model, heads, lookahead; meant for small batches |
+# | [llama.cpp](https://github.com/ggml-org/llama.cpp/blob/master/docs/speculative.md) | draft models and n-grams, which can be combined |
+# | [DeepSeek-V3](https://arxiv.org/abs/2412.19437) | a head trained with the model predicts one token more, and drafts it (lab 07) |
+# | [Medusa](https://arxiv.org/abs/2401.10774) | "typical acceptance" in place of the exact rule: faster, but another distribution |
+#
+# With paged caches (lab 09) a roll-back frees whole blocks.
+
+# %% [markdown]
+# # Five things to take along
+#
+# 1. One pass over K + 1 tokens gives K + 1 distributions. While reading the weights is what takes time, that pass
+#    costs about one step.
+# 2. Accept with min(1, p/q), correct from the residual, take a bonus if all were accepted: then every token has the
+#    target's distribution, whatever the draft is.
+# 3. α = Σ min(p, q) is 1 minus a distance of distributions. It jumps from token to token, so a mean α predicts less
+#    than α by position.
+# 4. The speed-up is tokens per round over v(K + 1) + K · c. A batch raises v, a small target raises c, and either
+#    can turn a gain into a loss.
+# 5. An error in the rule, in q or in a cache leaves good text from another distribution. Enumerate in fractions,
+#    compare greedy text token by token, and count on the real pair.
+
+# %% [markdown]
+# # The next question
+#
+# The rule asks nothing of the draft but the distribution it drew from. A model of a tenth of the size is one answer,
+# and each of its tokens takes a good part of a step. What else can draft: a copy of the prompt, a table, the target's
+# own hidden states, the target itself? [Lab 07](07_better_drafts.ipynb) compares ten drafts behind one interface.
 
 # %% [markdown]
 # # Your guesses

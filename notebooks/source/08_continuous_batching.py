@@ -7,6 +7,8 @@
 #
 # The first answer was: form groups, pad them to equal length, and wait for the slowest request. The second
 # answer decides again after *every* step. This lab compares the two, builds the second, and runs it under load.
+#
+# Two sittings: **A batch that changes every step**, and **A scheduler under load**.
 
 # %% jupyter={"source_hidden": true}
 from collections import deque
@@ -44,6 +46,8 @@ tokenizer = model.tokenizer
 
 
 # %% [markdown]
+# # Sitting 1: A batch that changes every step
+#
 # ## Predict
 #
 # Here are 32 requests: most outputs are short, a few are long.
@@ -73,7 +77,7 @@ padding_guess
 # %% [markdown]
 # ## The naive way, measured
 #
-# One by one, each with the cache of lab 03. Keep the tokens: everything below must generate the same ones.
+# One by one, each with the cache of lab 03. We keep the tokens: everything below must generate the same ones.
 
 # %%
 padding_guess.answer()
@@ -90,11 +94,10 @@ print(
 )
 
 # %% [markdown]
-# Each of those steps read all weights for one token (except the first step of each request, which processed the
-# prompt).
+# Each of those steps read all weights for one row (except the first of each request, which processed the prompt).
 
 # %% [markdown]
-# # Padding
+# ## Padding
 #
 # [**Static batching**](../docs/glossary.md#sequences-and-steps): a group of B requests goes through the model together, as a rectangle. Shorter prompts
 # are padded, and a finished request stays in the rectangle until all are done. No request can leave early, and
@@ -171,8 +174,9 @@ say(
 
 # %% [markdown]
 # "30 to 70 % is wasted" is a common claim. It depends on the lengths and on B: in a larger group, the longest
-# request is longer. Here are workloads from two public traces (Azure, 2023: chat, and code completions), one of
-# ours, and one of equal lengths:
+# request is longer. Here are workloads like two
+# [public traces](https://github.com/Azure/AzurePublicDataset) (Azure, 2023: chat, and code completions), the ragged one
+# from above, and one whose lengths are spread evenly (uniform):
 
 
 # %%
@@ -208,10 +212,10 @@ say(
 )
 
 # %% [markdown]
-# # Iteration-level scheduling
+# ## Iteration-level scheduling
 #
-# The model does not need the rectangle. It processes rows. So decide after each step: finished requests leave,
-# waiting requests take the free slots. This is **iteration-level scheduling**
+# The model does not need the rectangle. It processes rows. So decide after each step: finished requests leave, and
+# waiting requests take their *slots* (a slot is a place for one running request). This is **iteration-level scheduling**
 # (Orca, 2022), better known as [continuous batching](../docs/glossary.md#sequences-and-steps):
 #
 # ```text
@@ -219,10 +223,10 @@ say(
 #   slot 0               0 0 0 0 5 5 5 …          request 5 starts in the step after 0 is done
 #   slot 1               1 1 1 1 1 1 1 1 1
 #   slot 2               2 2 4 4 4 4 …
-#   slot 3               3 3 3 6 6 …
+#   slot 3               3 3 3 6 6 …              a digit is the request that has the slot in that step
 # ```
 #
-# Without a model it takes a few lines. Each request is just its number of steps:
+# Without a model it takes a few lines. Each request is only its number of steps:
 
 # %%
 waiting, running, turns = deque(outputs), [], 0
@@ -234,9 +238,11 @@ while waiting or running:
 assert turns == greedy_steps(asked, 8)
 print(f"{turns} steps; in static groups {static_steps}")
 
-# %% [markdown]
-# Could it take fewer steps? No step generates more than B tokens, and the longest output needs as many steps as
-# it has tokens. So any batching needs at least $\max(\max_i n_i, \lceil \sum n_i / B \rceil)$ steps. And a
+# %% [markdown] jp-MarkdownHeadingCollapsed=true
+# ### Deeper: could it take fewer steps?
+#
+# No step generates more than B tokens, and the longest output needs as many steps as it has tokens. So any batching needs
+# at least $\max(\max_i n_i, \lceil \sum n_i / B \rceil)$ steps. And a
 # schedule that always fills free slots needs at most $\sum n_i / B + (1 - 1/B) \max_i n_i$: all slots were busy
 # until the request that ends last was started (Graham, 1969).
 
@@ -252,9 +258,10 @@ say(
 )
 
 # %% [markdown]
-# Both side by side, computed by the same engine. Each row of the picture is a slot; Play lets the same time pass on
-# both. Change `slots`, `longest output` and `tail`: when the outputs have similar lengths there is little to
-# gain.
+# ### Both side by side
+#
+# The same engine computes both. Each row of the picture is a slot; Play lets the same time pass on both. Change
+# `slots`, `longest output` and `tail`: when the outputs have similar lengths there is little to gain.
 
 # %% jupyter={"source_hidden": true}
 faster_guess = ask(
@@ -317,7 +324,7 @@ table(
 )
 
 # %% [markdown]
-# ## One flat batch
+# ### One flat batch
 #
 # A step now holds sequences of all lengths: one at its 200th token, one at its third, one with a whole prompt.
 # What does the model compute? A layer does this to each row: normalize, project, rotate, attend, project,
@@ -350,10 +357,10 @@ print("the last row of each text has the logits of that text alone")
 
 # %% [markdown]
 # A prompt in the same step as decodes is no special case. Prefill and decode are two *phases* of a request, but
-# in a step both are just rows: 5 of c, and 1 of each decode.
+# in a step both are rows: 5 of c, and 1 each of a and b.
 
 # %% [markdown]
-# # Prompts in chunks
+# ## Prompts in chunks
 #
 # But many rows take time. Seven sequences are decoding, one token per step. Then a request with a prompt of 900
 # tokens arrives. All 900 go into the next step, so the other seven get their next token only when the whole
@@ -463,10 +470,9 @@ say(
 
 # %% [markdown]
 # So a step has a [**token budget**](../docs/glossary.md#sequences-and-steps). Decodes are scheduled first, one row each; prefills share what is left
-# (Sarathi-Serve, 2024). The budget sets the balance between the two latencies: the time to the first token, and
-# the time between tokens. Below is one step on a card, predicted, with 64 decodes at 1,024 tokens. (Servers
-# launch such a step as one CUDA graph, with one attention kernel for all sequences; so launch time is left
-# out.)
+# (Sarathi-Serve, 2024). The budget sets the balance between the two latencies: the time to the first token (TTFT), and
+# the time between tokens (TPOT). Below is one step on a GPU, predicted, with 64 decodes at 1,024 tokens and launch time
+# left out, as if the whole step were one CUDA graph.
 
 # %%
 shape, h200 = public_shape("llama-3.1-8b"), replace(PUBLISHED["h200"], launch_s=1e-9)
@@ -494,12 +500,18 @@ say(
 )
 
 # %% [markdown]
-# # Whose turn?
+# # Sitting 2: A scheduler under load
+#
+# So far: a step is a flat list of rows. A decoding sequence brings one row, a prompt brings a chunk, and a token budget
+# bounds their sum. After every step finished requests leave their slots and waiting ones take them. Who goes first, what
+# if memory runs out, and what does a server with such a scheduler do under load?
+#
+# ## Whose turn?
 #
 # When more requests wait than slots are free, the scheduler must choose. A [**policy**](../docs/glossary.md#sequences-and-steps) is a sort key: the
 # request with the smallest key goes first. To study policies no model is needed, only lengths and time. So the
-# same scheduler runs in a simulator, its **twin**: the planned work counts as done, and the clock advances by
-# the time of the step. Here every step takes one second.
+# same scheduler runs in a simulator, its **twin**: what it plans is not computed but counts as done, and the clock
+# advances by a given time for each step. Here every step takes one second.
 
 # %%
 mixed_load = Workload(Uniform(8, 64), HeavyTail(4, 128), Poisson(0.11))
@@ -558,9 +570,9 @@ say(
 )
 
 # %% [markdown]
-# ## Starvation and aging
+# ### Starvation and aging
 #
-# A long request, and behind it a stream of short ones, as many as the server can handle: here one slot, and
+# A long request comes, and after it a stream of short ones, as many as the server can handle: here one slot, and
 # every 4 s a request of 4 tokens. With shortest first, the long request waits until the stream ends. If it
 # never ends, the request waits forever: it **starves**.
 
@@ -588,8 +600,8 @@ table(["aging", *(f"{n} short ones" for n in streams)], rows, "how long the long
 
 # %% [markdown]
 # **Aging**: every `aging_s` seconds of waiting lower the policy's key by one unit, here by one token. A request
-# of 40 tokens that has waited long enough counts like one of 4, and goes first. Its wait is bounded, whatever
-# arrives after it.
+# of 40 tokens that has waited long enough counts like one of 4, and goes first. So its wait is bounded, whatever
+# arrives later.
 #
 # Two more rules keep this scheduler fair, under every policy:
 #
@@ -600,7 +612,7 @@ table(["aging", *(f"{n} short ones" for n in streams)], rows, "how long the long
 #   discarding its keys and values.
 
 # %% [markdown]
-# # The scheduler
+# ## The scheduler
 #
 # A step has three parts. Only the middle one uses the model:
 #
@@ -612,8 +624,8 @@ table(["aging", *(f"{n} short ones" for n in streams)], rows, "how long the long
 #
 # What limits a step? Slots, the token budget, and **memory**. Keys and values lie in blocks of 16 tokens,
 # allocated as a sequence grows (see lab 09). A request is admitted when there are free blocks for the tokens
-# that it has now, plus a reserve (the watermark) so that running sequences can grow. Here is the real
-# scheduler, step by step, with tiny blocks:
+# that it has now, plus a reserve (the **watermark**) so that running sequences can grow. Here is the real
+# scheduler, step by step, with blocks of 4 tokens:
 
 # %%
 tables = BlockTables(num_blocks=9, block_size=4)
@@ -637,7 +649,7 @@ while not scheduler.idle:
 tables.check()
 
 # %% [markdown]
-# a and b decode while c is in prefill. Then all have grown, no block is left, and c is [**preempted**](../docs/glossary.md#sequences-and-steps): the last in
+# a and b decode while c is in prefill. Then all have grown, too few blocks are left, and c is [**preempted**](../docs/glossary.md#sequences-and-steps): the last in
 # the policy's order is preempted first. Its blocks are freed for the others. When b is done,
 # c is admitted again, and all its 7 tokens are processed in one step: its prompt, and the tokens that it had
 # already generated.
@@ -675,7 +687,7 @@ say(
 )
 
 # %% [markdown]
-# ## Preemption
+# ### Preemption
 #
 # When memory runs out in the middle of a sequence, there are two ways to free its blocks and lose no tokens:
 #
@@ -727,9 +739,11 @@ table(
     "8 requests of 48 tokens; the texts are equal, token for token",
 )
 
-# %% [markdown]
-# Which is cheaper? A swap moves the bytes twice over the bus; recomputing is a prefill. For a sequence of S
-# tokens on a card, with a bus of 64 GB/s in each direction (PCIe 5.0, sixteen lanes, nominal):
+# %% [markdown] jp-MarkdownHeadingCollapsed=true
+# ### Deeper: swap or recompute, which is cheaper?
+#
+# A swap moves the bytes twice over the bus; recomputing is a prefill. For a sequence of S tokens on a GPU, with a bus
+# of 64 GB/s in each direction (PCIe 5.0, sixteen lanes, nominal):
 
 # %% jupyter={"source_hidden": true}
 BUS = 64e9
@@ -748,17 +762,17 @@ table(
 )
 
 # %% [markdown]
-# Swapping moves 128 KiB per token, recomputing costs 16 billion FLOPs per token. A short sequence is recomputed
-# beside others at almost no cost. For long ones, swapping over this bus is faster; with a smaller model or a
-# slower bus, recomputing is. Recomputing needs no host memory and little code, and may find its own blocks
-# still in the pool (lab 09). The vLLM paper measures both; today's vLLM recomputes.
+# Swapping moves $2 \cdot L \cdot H_{kv} \cdot D \cdot 2$ bytes per token (128 KiB, lab 03), recomputing takes two FLOPs
+# per weight. A short sequence is recomputed beside others at almost no cost. For long ones, swapping over this bus is
+# faster; with a smaller model or a slower bus, recomputing is. Recomputing needs no host memory and little code, and
+# may find its own blocks still in the pool (lab 09).
 
 # %% [markdown]
-# ## Admission by memory
+# ### Admission by memory
 #
 # If every request is admitted at once, all slots are filled, and then growing sequences preempt each other. A
-# higher watermark admits fewer. On the card, in a small part of its memory, with requests as in the
-# conversation trace:
+# higher watermark admits fewer. Predicted for an H200, with a pool of a small part of its memory and requests as in
+# the conversation trace:
 
 # %% jupyter={"source_hidden": true}
 talks = workload("conversation").at_rate(40).draw(250, seed=3)
@@ -801,12 +815,12 @@ assert small.idle and small.kv.tables.num_available == 8
 print(f"aborted in the middle: {gone.finish_reason!r}, {len(gone.token_ids)} token written, all blocks free")
 
 # %% [markdown]
-# # Under load
+# ## Under load
 #
 # Until now all requests were there at the start. Real users send requests at any time, whether or not earlier
 # ones are done: an [**open loop**](../docs/glossary.md#measuring). (A benchmark with a fixed number of users who wait for their answers is a
-# closed loop. It sends fewer requests to a slow server, and so makes it look better.) Published statistics of
-# real requests, from the Azure trace of 2023:
+# closed loop. It sends fewer requests to a slow server, and so makes it look better.) The workloads from here on have
+# the lengths and rates of the Azure traces of 2023:
 
 # %%
 chat, code = workload("conversation"), workload("code")
@@ -848,10 +862,11 @@ alt = (
 picture(figure, alt)
 
 # %% [markdown]
-# ## Little's law
+# ### Little's law
 #
-# For any arrival process and any policy, three averages are related: how many requests are in the system (L),
-# how many arrive per second (λ), and how long each stays (W):
+# Take any time that begins and ends with no request in the system. Whatever the arrivals and the policy, three averages
+# over it are related: how many requests are in the system (L), how many arrive per second (λ), and how long each stays
+# (W):
 #
 # $$L = \lambda \, W$$
 #
@@ -893,12 +908,12 @@ say(
 # card is.
 
 # %% [markdown]
-# ## Latency against throughput
+# ### Latency against throughput
 #
 # Increase the arrival rate. At first latency hardly changes. Then requests begin to queue, and beyond the
-# server's capacity the queue grows without end. The twin serves thousands of requests in seconds, with step
-# times predicted for a card. Choose the shape, the card and the workload; the two limits define which requests
-# count as in time:
+# server's capacity the queue grows without end. The twin serves thousands of requests in seconds, with step times
+# predicted for a GPU from its data sheet (the deeper part below holds a twin against this machine). Choose the shape, the GPU and the workload; the two limits say which
+# requests count as in time:
 
 # %% jupyter={"source_hidden": true}
 load_guess = ask(
@@ -949,12 +964,12 @@ say(
     + "Plan with this number: at the peak of throughput most requests are late."
 )
 
-# %% [markdown]
-# ## On this machine
+# %% [markdown] jp-MarkdownHeadingCollapsed=true
+# ### Deeper: can the twin be trusted?
 #
-# Can the twin be trusted? It uses the same scheduler and the same blocks; only the step times are predicted.
-# Here are both: requests are sent to the real engine on this machine, below its capacity and far beyond it, and
-# then to the twin, whose step times were fitted to *other* requests:
+# It uses the same scheduler and the same blocks; only the step times are predicted. Here requests are sent to the real
+# engine on this machine, below its capacity and far beyond it, and then to the twin, whose step times were fitted to
+# *other* requests:
 
 # %%
 twins = run_experiment("serving.twin", {"requests": 24, "longest": 192, "max_running": 8, "repeats": 1})
@@ -1033,12 +1048,12 @@ pairs = ", ".join(
 picture(figure, f"Mean latency against requests done a second on this machine, engine and twin: {pairs}.")
 
 # %% [markdown]
-# # How many times as fast?
+# ## How many times as fast?
 #
-# Published numbers are "up to 36.9 times" (Orca against FasterTransformer, at equal latency), "up to 23 times"
-# (vLLM against naive static batching, Anyscale's blog) and "2 to 4 times" (vLLM against Orca and
-# FasterTransformer). Here it was much less. All of them can be right, because the number depends as much on the
-# *baseline*. The same 128 conversations, all there at once, simulated on the card:
+# Published numbers are "36.9 times" (Orca against FasterTransformer, at equal latency), "23 times" (vLLM against naive
+# static batching, Anyscale's blog) and "2 to 4 times" (vLLM against Orca and FasterTransformer). On this machine it was
+# much less. All of them can be right, because the number depends as much on the *baseline*. The same 128 conversations,
+# all there at once, simulated on an H200:
 
 # %% jupyter={"source_hidden": true}
 baseline_guess = ask(
@@ -1093,14 +1108,13 @@ say(
 
 # %% [markdown]
 # On a CPU there is less to gain: a step with 8 rows already takes noticeably longer than a step with one. And
-# other systems? The same 64 ragged requests through transformers, static and continuous, and llama.cpp with 16
-# slots, beside ours, all verified: `workbench experiment serving.peers`. That takes minutes, so it is not in
-# this notebook.
+# other systems? `workbench experiment serving.peers` serves 64 ragged requests by transformers, static and continuous,
+# by llama.cpp with 16 slots, and by ours, and verifies all texts. It takes minutes, so it is not in this notebook.
 
 # %% [markdown]
-# # What it costs, and when it does not help
+# # When to use it, and when not
 #
-# The scheduler runs in Python between two steps, and on a fast card a step takes milliseconds. Here is its time
+# The scheduler runs in Python between two steps, and on a fast GPU a step takes milliseconds. Here is its time
 # without the model, with full slots and a waiting queue:
 
 # %%
@@ -1124,18 +1138,18 @@ table(
 )
 
 # %% [markdown]
-# | | |
-# |---|---|
-# | code | a scheduler, a block pool, and sequences that start, finish, are preempted or are aborted in any step |
-# | every step has another shape | kernels and CUDA graphs want fixed shapes: sizes are rounded up, which is padding again |
-# | latency of one request | a request that shares its steps gets its tokens more slowly than alone |
-# | does not help | one user, or a few whose requests come one after the other: there is nothing to batch |
-# | | outputs of one length, all there at once (classification, embeddings): a static group wastes nothing |
-# | | a machine that is already compute-bound at one row: every further row costs time |
-# | | a server beyond its capacity: no scheduling order makes it faster |
+# | idea | use it when | not when | what it costs |
+# |---|---|---|---|
+# | static batching | outputs of one length, all there at once (classification, embeddings) | lengths differ, or requests come at any time | padding: rows and steps of the longest |
+# | continuous batching | several users whose requests overlap | one user, or a few one after the other; a machine that is compute-bound at one row | a scheduler and a block pool; each step has another shape, and CUDA graphs want fixed ones (sizes are rounded up, which is padding again) |
+# | sharing steps | throughput, cost per token | the latency of one request is all that counts | each request gets its tokens more slowly than alone |
+# | chunked prefill | decodes run beside long prompts | prompts are short, or nobody is decoding | a later first token; one reading of the weights per chunk |
+# | shortest first, priorities | a mean wait or a class of users counts | nothing stops starvation: add aging | the long ones wait |
+# | preemption with few reserved blocks | outputs are shorter than allowed | most outputs reach their limit: admit fewer | rows that are computed again, or bytes over the bus |
+# | any scheduling | the server is below its capacity | it is beyond it: refuse (lab 11) | no order makes it faster |
 
 # %% [markdown]
-# The first case without gain, and the shape of the tail, from the lengths alone:
+# What the first two rows are about, counted from the lengths alone:
 
 # %% jupyter={"source_hidden": true}
 rows, gains = [], {}
@@ -1152,13 +1166,35 @@ table(["outputs", *(f"B = {B}" for B in (1, 4, 16, 64))], rows, "steps of static
 #
 # | here | in production |
 # |---|---|
-# | scheduling after every step | all of them: vLLM, SGLang, TensorRT-LLM (there "in-flight batching"), TGI, llama.cpp's server (slots) |
-# | a token budget, prompts in chunks | vLLM `max_num_batched_tokens` and `--enable-chunked-prefill`, SGLang `--chunked-prefill-size` |
-# | slots | vLLM `max_num_seqs`, llama.cpp `--parallel` |
-# | first come, priorities | vLLM `--scheduling-policy fcfs` or `priority`; others leave the policy to a router in front of the servers |
-# | recompute or swap | vLLM's first engine had both, its second recomputes |
-# | no overtaking | the usual rule; SGLang may prefer requests whose prefix is in its cache (lab 09) |
-# | one engine for prefill and decode | large installations use different machines for the two: disaggregation (DistServe) |
+# | scheduling after every step | all of them: vLLM, SGLang, [TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/features/paged-attention-ifb-scheduler.html) ("in-flight batching"), [TGI](https://huggingface.co/docs/text-generation-inference/index), [llama.cpp's server](https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md) (slots, `--parallel`) |
+# | a token budget, decodes first, prompts in chunks | vLLM [`max_num_batched_tokens`](https://docs.vllm.ai/en/stable/configuration/optimization/), SGLang [`--chunked-prefill-size`](https://docs.sglang.io/advanced_features/server_arguments.html), TensorRT-LLM `max_num_tokens` |
+# | prompts whole, decodes wait | TGI pauses the running batch for a prefill; [`--max-waiting-tokens`](https://huggingface.co/docs/text-generation-inference/reference/launcher) says after how many decode steps at the latest |
+# | slots | vLLM `max_num_seqs`, TensorRT-LLM `max_batch_size` |
+# | first come, priorities | vLLM `--scheduling-policy fcfs` or `priority`; others leave it to a router in front of the servers |
+# | a watermark | TensorRT-LLM's default, [`GUARANTEED_NO_EVICT`](https://nvidia.github.io/TensorRT-LLM/1.4.0rc4/llm-api/reference/SchedulerConfig.html), admits only what it can finish without preempting |
+# | recompute or swap | vLLM's paper measures both; today [vLLM recomputes](https://docs.vllm.ai/en/stable/configuration/optimization/) |
+# | no overtaking | the usual rule; SGLang's `--schedule-policy lpm` prefers requests whose prefix is in its cache (lab 09) |
+# | one engine for prefill and decode | large installations use different machines for the two: [Mooncake](https://arxiv.org/abs/2407.00079), which serves Kimi; lab 11 |
+#
+# # Five things to take along
+#
+# 1. A static group pays for its longest prompt and its longest output, in every row of the rectangle. The lengths
+#    alone say how much is padding, and nobody knows them beforehand.
+# 2. Deciding after every step needs no padding: a step is a flat list of rows, and of all operations only attention
+#    has to know which sequence a row belongs to.
+# 3. A chunk of a prompt costs the same rows in more steps. The token budget trades the first token of one request
+#    against the next tokens of all others.
+# 4. A policy makes no slot faster; it decides who waits. Without aging, shortest first lets a long request wait for
+#    ever.
+# 5. A factor of throughput says as much about its baseline as about its method: the same engine is many times as fast
+#    as one by one, and a few times as fast as static groups with as many slots.
+#
+# # The next question
+#
+# The scheduler admits a request when blocks are free, and lets a sequence grow block by block. Lab 03 gave every
+# sequence a slot of the longest possible length. How much of the memory does each way waste, how does attention read
+# keys and values that lie in scattered blocks, and may two requests hold the same block? That is [lab
+# 09](09_paged_attention.ipynb).
 
 # %% [markdown]
 # # Your guesses

@@ -7,6 +7,8 @@
 #
 # Enough for the longest possible answer? Then most of it stays empty. This lab shows where the memory goes, and
 # allocates [**blocks**](../docs/glossary.md#the-cache) instead. Unlike contiguous memory, blocks can also be shared.
+#
+# Two sittings: **Blocks instead of slots**, and **Blocks that are shared**.
 
 # %% jupyter={"source_hidden": true}
 import functools
@@ -40,6 +42,8 @@ text_ids = tokenizer.encode(file)
 
 
 # %% [markdown]
+# # Sitting 1: Blocks instead of slots
+#
 # ## Predict
 #
 # A service for conversations, with the lengths of a published trace. Its longest request has 15,050 tokens, and
@@ -78,7 +82,7 @@ print(
 print(f"that is {kv.bytes_in_use / kv.bytes_reserved:.0%}, and one more sequence will fill it")
 
 # %% [markdown]
-# # Where the memory went
+# ## Where the memory went
 #
 # A place is room for one token's keys and values. Why can a place hold no token?
 #
@@ -88,8 +92,8 @@ print(f"that is {kv.bytes_in_use / kv.bytes_reserved:.0%}, and one more sequence
 # | **internal** | it belongs to a sequence that will never use it: internal fragmentation |
 # | **external** | it is free, but the waiting request cannot use it, because the free regions are too small |
 #
-# No sequence has more than 16 tokens. Sequence a arrives with 5, then b with 3, then a generates four more. In
-# the end a will have 11 and b 4. Three ways to allocate 32 places, drawn:
+# Here are 32 places, and no sequence has more than 16 tokens. Sequence a arrives with 5 tokens, then b with 3, then a
+# generates four more. In the end a will have 11 and b 4. Three ways to allocate:
 
 
 # %% jupyter={"source_hidden": true}
@@ -150,18 +154,17 @@ table(["allocator", "the places", "do 5 tokens fit?", "external"], rows, "eight 
 
 # %% [markdown]
 # Eight places are free and five are needed, but the buddy allocator refuses: its eight are two regions of four.
-# Blocks need not be adjacent, so *any* free block will do.
+# Blocks need not be adjacent, so *any* free blocks will do.
 #
-# ## How much it was
+# ### How much it was
 #
 # The authors of PagedAttention (Kwon et al., 2023, Fig. 2) measured the systems of their time on real requests.
 # This share of the memory allocated for caches held tokens: **20.4 %** with a slot of the maximum, **26.8 %**
 # with powers of two, **38.2 %** with an oracle that knew each answer's length (memory that will be used later
 # counts as allocated too). With blocks: **96.3 %**.
 #
-# Now measure it yourself. The lengths are those of a published trace of a conversation service (Azure 2023:
-# prompts 1,155 tokens on average, answers 211). Which allocator wastes how much? Run serves the same requests
-# with each:
+# Now measure it yourself. The lengths are like those of a conversation service (Azure 2023, lab 08: prompts of 1,155
+# tokens on average, answers of 211). Run serves the same requests with each allocator:
 
 # %% jupyter={"source_hidden": true}
 steps_guess = ask(
@@ -215,7 +218,7 @@ say(
 )
 
 # %% [markdown]
-# # Blocks
+# ## Blocks
 #
 # Operating systems had this problem sixty years ago, and solved it with **paging**. A program sees one long
 # memory. It is divided into pages of equal size, which may lie anywhere, and a table says where.
@@ -264,11 +267,11 @@ except NoRoom as error:
 assert dict(books.lengths) == before
 
 # %% [markdown]
-# ## At most one block
+# ### At most one block
 #
-# Every block of a sequence is full except the last. So at most b − 1 places of a sequence are empty, whatever
-# its length and its history, and (b − 1)/2 on average if all lengths are equally likely. With T tokens in a
-# sequence:
+# Every block of a sequence is full except the last. So with blocks of b tokens at most b − 1 places of a sequence are
+# empty, whatever its length and its history, and (b − 1)/2 on average if the last block is filled to every level equally
+# often. With T tokens in a sequence:
 #
 # $$\text{useful} \ge \frac{T}{T + b - 1} \qquad\qquad \text{on average about } \frac{T}{T + (b - 1)/2}$$
 #
@@ -288,7 +291,7 @@ say(
 )
 
 # %% [markdown]
-# ## The same tokens
+# ### The same tokens
 #
 # `Paged` is a kv like any other. It must generate the same tokens as every other kv:
 
@@ -305,7 +308,13 @@ rows = [[b, kv.num_blocks, "the same", readable_bytes(kv.bytes_reserved, binary=
 table(["block size", "blocks", "24 tokens", "pool"], rows, "a prompt of 200 tokens, against kv='contiguous'")
 
 # %% [markdown]
-# And for every kind of attention of lab 04, compared with the kv that was made for it:
+# With a block size of `max_tokens` this is the contiguous cache: one block per sequence. The slot is a special
+# case of the block.
+
+# %% [markdown] jp-MarkdownHeadingCollapsed=true
+# ### Deeper: every kind of attention, and all logits
+#
+# The same for every kind of attention of lab 04, compared with the kv that was made for it:
 
 # %% jupyter={"source_hidden": true}
 kinds = {
@@ -347,11 +356,7 @@ for size in (1, 7, 16, 128):
     print(f"blocks of {size:3}: {len(got)} rows of logits differ by {apart:.0e} of the largest")
 
 # %% [markdown]
-# With a block size of `max_tokens` this is the contiguous cache: one block per sequence. The slot is a special
-# case of the block.
-
-# %% [markdown]
-# # Reading through a table
+# ## Reading through a table
 #
 # Attention needs the keys of a sequence in order, but they lie in scattered blocks. By hand, for one sequence
 # and one layer: write every token to its place, then **gather**.
@@ -382,13 +387,12 @@ print("through the table: equal in every bit to attention over contiguous keys")
 # All places of the pool that do not belong to this sequence hold NaN. None of them was read. That matters: a
 # place that is read and then masked has weight 0, and 0 times NaN is NaN.
 #
-# ## What the gather costs, and a kernel does not
+# ### What the gather costs, and a kernel does not
 #
 # `pool[at]` makes a copy. So each key and value is read, written and read again: three times the bytes. A
 # kernel can use the table *inside* attention: it loads a block number from the table, then that block,
-# multiplies, and continues with the next. Compared with contiguous attention it only reads the table in
-# addition. Counted, for a Llama 3.1 of 8 billion weights in 16 bits on an H100, 64 sequences of 2,048 tokens,
-# blocks of 16:
+# multiplies, and continues with the next. All that it reads besides the keys and values is the table. Counted, for a
+# Llama 3.1 of 8 billion weights in 16 bits on an H100, 64 sequences of 2,048 tokens, blocks of 16:
 
 # %%
 llama, h100 = public_shape("llama-3.1-8b"), PUBLISHED["h100-sxm"]
@@ -418,9 +422,9 @@ table(
 # %% [markdown]
 # So paging itself costs almost nothing, while gathering moves twice the cache in addition. On a CPU our engine
 # has a loop in C++ that reads through the table, where a compiler is (`attention="blocks"`), and gathers
-# elsewhere; the kernel for a GPU is written in lab 10. (Scattered blocks are not quite free for a kernel either: in the paper its
-# attention kernel took 20 to 26 % longer than one without a table. The whole system was still 2 to 4 times as
-# fast, because more sequences ran at once.)
+# elsewhere; the kernel for a GPU is written in lab 10. (Scattered blocks are not quite free for a kernel either: in the
+# PagedAttention paper (§7.1) its attention kernel took 20 to 26 % longer than one without a table. The whole system was
+# still 2 to 4 times as fast as its peers, because more sequences ran at once.)
 #
 # What does the gather cost here? A step of four sequences of 600 tokens, compared with the contiguous kv,
 # measured in turns:
@@ -456,8 +460,8 @@ for size in (1, 16, 256):
 
 # %% [markdown]
 # The cost of the gather is visible, the effect of the block size hardly: our gather copies token by token,
-# whatever the block size. What if it moved whole blocks, as kernels and host copies do? The same 32 MiB in
-# pieces of growing size, scattered over a pool of 64 MiB:
+# whatever the block size. What if it moved whole blocks, as kernels and copies to the host do? Here are the same 32 MiB
+# in pieces of growing size, scattered over a pool of 64 MiB:
 
 # %% jupyter={"source_hidden": true}
 pool = torch.randn(2**17, heads * D)  # one layer's keys of 131,072 tokens
@@ -526,7 +530,13 @@ say(
 )
 
 # %% [markdown]
-# # Sharing
+# # Sitting 2: Blocks that are shared
+#
+# So far: keys and values lie in a pool of blocks of 16 tokens. A sequence has a *block table*, the numbers of its blocks
+# in order, and gets a block when its tokens reach it. At most one block of a sequence is partly empty, and attention
+# reads through the table.
+#
+# ## Sharing
 #
 # Now what contiguous memory cannot do. Four answers to one prompt start with the same tokens, so with the same
 # keys and values. With block tables, four sequences can refer to the same blocks. Two rules make it safe:
@@ -549,8 +559,8 @@ books.check()
 
 # %% [markdown]
 # `b` wrote first and had to copy. When `a` wrote, no other sequence used its block any more, so it wrote in
-# place. So n sequences that diverge within a block need n − 1 copies. (`check` tests every rule after every
-# step; one of our tests does so over thousands of random histories.)
+# place. So n sequences that diverge within a block need n − 1 copies. (`check` tests all rules of the bookkeeping; one
+# of our tests calls it after every step of thousands of random histories.)
 #
 # The panel plays a sequence of events on a pool: three samples of one prompt (A), a prompt with the same
 # beginning (B), one with nothing in common (C), and the next turn of a conversation (D). Predict before each
@@ -592,7 +602,7 @@ say(
 )
 
 # %% [markdown]
-# ## Counted on the engine
+# ### Counted on the engine
 #
 # A request with `n=4` asks for four outputs from one prompt. The engine computes the prompt except its last
 # token once, and forks; each sample then sends that last token itself, for its own random draw.
@@ -662,7 +672,9 @@ say(
     f" because the last one keeps the shared block. The same with 100: {copies[100]}."
 )
 
-# %% [markdown]
+# %% [markdown] jp-MarkdownHeadingCollapsed=true
+# ### Deeper: beams
+#
 # A **beam search** (lab 01) forks at every step and drops the worst beams, so beams share much more than their
 # prompt. Without sharing, each fork of a beam copies its cache:
 
@@ -696,13 +708,13 @@ say(
 )
 
 # %% [markdown]
-# # Prefixes
+# ## Prefixes
 #
 # Samples of one request start together. But requests of *different* users have common beginnings too: the same
 # system prompt, the same document, the same conversation one turn later. Their blocks were already computed,
 # perhaps a minute ago. How can they be found?
 #
-# ## A block is not its tokens
+# ### A block is not its tokens
 #
 # The obvious idea is to look for a block with the same 16 tokens. Try it. The same 16 tokens after two
 # different beginnings:
@@ -719,7 +731,8 @@ print(f"the same 16 tokens, another beginning: their logits differ by {apart:.0%
 
 # %% [markdown]
 # Keys and values depend on all tokens before them (lab 03). So the key by which a block is found must cover
-# everything before it. There are two ways to build that.
+# everything before it. There are two ways to build that. (A *tenant* is a customer whose requests must not find blocks of
+# others; why is the subject of "Whose blocks?".)
 #
 # **A chain of hashes.** The key of a block is a hash of the block's tokens *and of the key of the previous
 # block*:
@@ -748,7 +761,7 @@ assert not set(chain([x, b, c, d], 2)) & set(chain([a, b, c, d], 2))
 # %% [markdown]
 # In the last text `c d` is the same, but its key is not. (Why SHA-256 and not Python's `hash`? If keys can be
 # *forged*, a prompt can be answered from another prompt's blocks. vLLM had to fix exactly that:
-# CVE-2025-25183.)
+# [CVE-2025-25183](https://nvd.nist.gov/vuln/detail/CVE-2025-25183).)
 #
 # **A radix tree.** Token sequences are paths from a root, and common beginnings share an edge. There is no
 # hash: tokens are compared. Both answer the same question:
@@ -782,11 +795,11 @@ for index in (HashChain(16), RadixTree(16)):
 print("4,096 tokens, 256 blocks, all found:", ", ".join(f"{name} {s * 1e6:.0f} µs" for name, s in times.items()))
 
 # %% [markdown]
-# ## Blocks without a sequence
+# ### Blocks without a sequence
 #
 # When a sequence ends, no table refers to its blocks. But their contents may be needed again. So a block in the
 # prefix index stays **idle** ([prefix cache](../docs/glossary.md#the-cache)): it can still be found, and it is reused when no free block is left, the least
-# recently used first. This costs no memory: the blocks would be empty otherwise.
+# recently used first (LRU). This costs no memory: the blocks would be empty otherwise.
 #
 # Which block *of a sequence* is evicted first? The last: a beginning is useful without its end, but an end
 # without its beginning cannot be found. So a sequence releases its blocks in reverse order:
@@ -804,8 +817,8 @@ print("of a b c d e f there are left", books.open("again", [a, b, c, d, e, f]), 
 assert books.evictions == 1 and books.lengths["again"] == 4
 
 # %% [markdown]
-# And the *whole* prompt is never taken from the cache: at least its last token must go through the model,
-# because we need the logits after it.
+# The *whole* prompt is never taken from the cache: at least its last token must go through the model, because we need
+# the logits after it. (Here a whole block is computed again, since only whole blocks are found.)
 
 # %%
 books.release("b")
@@ -814,12 +827,12 @@ assert books.open("the same 4", [a, b, c, d]) == 2 and books.open("one more", [a
 print("a b c d finds 2 tokens, a b c d e finds 4")
 
 # %% [markdown]
-# ## How much is found
+# ### How much is found
 #
-# [Hit](../docs/glossary.md#the-cache) rates are easy to report and hard to judge: 40 % may be poor or perfect. So we also count what *could* be
-# found: by a cache of whole blocks that never evicts, on the same requests in the same order. Conversations of
-# three tenants, with system prompts and several turns; the smallest pool is just what the running sequences
-# need:
+# A prompt token whose keys and values are found is a [hit](../docs/glossary.md#the-cache). Hit rates are easy to report and hard to judge: 40 % may
+# be poor or perfect. So we also count what *could* be found, by a cache of whole blocks that never evicts, on the same
+# requests in the same order. They are conversations of three tenants, with system prompts and several turns; the
+# smallest pool is just what the running sequences need:
 
 # %% jupyter={"source_hidden": true}
 found_guess = ask(
@@ -865,9 +878,9 @@ say(
 )
 
 # %% [markdown]
-# ## The first token
+# ### The first token
 #
-# A token that is found is a row that is not computed. That shortens the time to the *first* token. The same
+# A token that is found is a row that is not computed. That shortens the time to the *first* token (TTFT). The same
 # requests through two engines in turns, one of which reuses prefixes:
 
 # %% jupyter={"source_hidden": true}
@@ -893,7 +906,7 @@ table(["request", "prompt tokens", "found", "TTFT without", "TTFT with", "measur
 # fewer rows are left to compute, the more the engine's own work shows. A hit never changes the time per token
 # *after* the first: every step still reads all those keys and values.
 #
-# ## In which order?
+# ### In which order?
 #
 # If there are few idle blocks, the *order* of requests decides what is still in the cache. Six documents, five
 # questions about each; the pool has room for three documents. First in order of arrival, which alternates
@@ -933,11 +946,11 @@ assert shares["in turns"] == 0 and shares["together"] == 4 / 5 * 160 / 162
 order_guess.compare(100 * shares["in turns"], how="counted")
 
 # %% [markdown]
-# This is LRU's worst case: each document was evicted just before it is needed again. So SGLang schedules
-# *prefix-aware*: the waiting request with the longest cached prefix goes first. That is unfair to the others,
-# and needs aging (lab 08).
+# This is LRU's worst case: each document was evicted just before it is needed again. So the authors of SGLang schedule
+# *prefix-aware*: the waiting request with the longest cached prefix goes first (in SGLang `--schedule-policy lpm`).
+# That is unfair to the others, and needs aging (lab 08).
 #
-# ## Whose blocks?
+# ### Whose blocks?
 #
 # A hit is fast, and the difference can be *measured*. Alice fills in a form, and her diagnosis is in it.
 # Mallory knows the form, but not the diagnosis. He sends the form with one guess after another and measures the
@@ -985,8 +998,8 @@ say(
 )
 
 # %% [markdown]
-# Isolation has a cost: a system prompt that all tenants share is now computed and stored once for each. The
-# panel's two curves show it:
+# Isolation has a cost: a system prompt that all tenants share is now computed and stored once for each. The two dashed
+# lines of the panel above show it:
 
 # %%
 best = {m.settings["isolated"]: m.predicted for m in pools}
@@ -994,17 +1007,12 @@ assert best[False] >= best[True]
 print(f"could be found with tenants apart: {best[True]:.1%}, with all together: {best[False]:.1%}")
 
 # %% [markdown]
-# # When the pool is full
+# ## When the pool is full
 #
 # Blocks are allocated when needed, so at some point none is left while every sequence needs one more. Then one
-# sequence must be **preempted**, the last admitted (lab 08). There are two ways to continue it later:
-#
-# - **recompute**: discard the keys and values, and later send the whole sequence again, the prompt and the
-#   generated tokens;
-# - **swap**: copy the blocks to host memory, and later back, into whatever blocks are free then.
-#
-# By hand, the second way. `a` is swapped to the host, others take its blocks, and it comes back to different
-# blocks:
+# sequence must be preempted (lab 08): its keys and values are discarded and computed again later (**recompute**), or its
+# blocks are copied to host memory and later back (**swap**), into whatever blocks are free then. The second by hand: `a`
+# is swapped out, `b` takes its blocks, and `a` comes back to different ones:
 
 # %%
 kv = Paged(shape, max_sequences=3, max_tokens=128, num_blocks=8)
@@ -1044,9 +1052,11 @@ for preemption, (some, _) in tight_pools.items():
 assert rows[1][3] > rows[2][3] == rows[0][3] and roomy.preemptions == 0
 table(["pool", "preemptions", "steps", "rows"], rows, "the same tokens for every request, whatever happened to it")
 
-# %% [markdown]
-# Which is better? Recomputing is one prefill, which is fast on a card. Swapping moves the bytes over the bus,
-# twice. Predicted for the 8B model on an H100, with the nominal 64 GB/s of PCI Express 5:
+# %% [markdown] jp-MarkdownHeadingCollapsed=true
+# ### Deeper: recompute or swap, with blocks
+#
+# Lab 08 compared one prefill with two trips over the bus. Blocks add a third cost: the pieces of a swap. Predicted for
+# the 8B model on an H100, with the nominal 64 GB/s of PCI Express 5:
 
 # %% jupyter={"source_hidden": true}
 rows, PCIE = [], 64e9
@@ -1070,17 +1080,16 @@ table(
 )
 
 # %% [markdown]
-# In this prediction the swap is faster. But it consists of thousands of small copies, each of which must be
-# started, and smaller blocks mean more copies. And recomputed rows share a step that reads the weights anyway.
-# The paper measured it (§7.3): with small blocks swapping is much slower, and from 16 to 64 both are
-# comparable. With a prefix index recomputing has another advantage: the blocks of a preempted sequence stay
-# idle, and can be found until they are reused.
+# By bytes alone the swap is faster. But it consists of thousands of small copies, each of which must be started, and
+# smaller blocks mean more copies. The PagedAttention paper measured it (§7.3): with small blocks swapping is much slower,
+# and from 16 to 64 both are comparable. With a prefix index recomputing has another advantage: the blocks of a preempted
+# sequence stay idle, and can be found until they are reused.
 
 # %% [markdown]
-# # How large is a block?
+# ## How large is a block?
 #
 # One table for all of the above. Small blocks waste less and share more; large ones have shorter tables and
-# fewer hashes. The last column is the copy that was timed above.
+# fewer hashes. The last column is the copy that was timed in sitting 1.
 
 # %% jupyter={"source_hidden": true}
 rows, useful, shared = [], {}, {}
@@ -1107,18 +1116,19 @@ say(
 )
 
 # %% [markdown]
-# # What it costs, and when it does not help
+# # When to use it, and when not
 #
-# | | |
-# |---|---|
-# | a kernel of its own | every attention kernel must read through block tables; a new kernel that cannot is not usable yet |
-# | bookkeeping | tables, counts and hashes in every step, before the card can start |
-# | does not help | one user, one sequence: a slot of the right length is simpler and as good |
-# | | memory to spare: less waste helps only where memory limits the batch |
-# | | very short sequences: half an empty block is a large share of them |
-# | | prompts that differ at the start: after a time or a name in the first line nothing is found |
-# | a hit does not help | the time per token after the first: every step reads the same keys and values |
-# | left out here | blocks that have left a sliding window are kept until the sequence ends; production engines free them |
+# | idea | use it when | not when | what it costs |
+# |---|---|---|---|
+# | blocks and tables | memory limits how many sequences run at once | one sequence; memory to spare; very short sequences, of which half an empty block is a large share | a kernel that reads through tables, and bookkeeping in every step before the GPU can start |
+# | reference counts, copy on write | several samples, beams | one sample per prompt | a copy per sample and fork, of one block |
+# | a prefix cache | common system prompts, documents, turns of one conversation | prompts that differ at the start, by a time or a name in the first line | a hash or a comparison per block; nothing is gained per token after the first |
+# | prefix-aware order | a queue, and a pool that is small against what is asked about | no queue; fairness counts more | who asks about something else waits: aging |
+# | isolation by tenant | customers whose prompts are private | one customer | common beginnings once for each tenant |
+# | swap instead of recompute | long sequences, a fast bus, large blocks | short sequences; a prefix index may still have the blocks | host memory, thousands of small copies |
+#
+# (Left out here: blocks that have left a sliding window are kept until the sequence ends. Production engines free
+# them.)
 
 # %% jupyter={"source_hidden": true}
 short = 30
@@ -1133,14 +1143,33 @@ say(
 #
 # | here | in production |
 # |---|---|
-# | blocks of 16, tables, counts | vLLM, which introduced them: 16 by default; TensorRT-LLM: 32, a power of two; SGLang: pages of one token, or more |
-# | a chain of SHA-256 | vLLM, on by default; the key includes images and adapters too; `cache_salt` in a request keeps tenants apart |
-# | a radix tree | SGLang (RadixAttention), and TensorRT-LLM |
+# | blocks of 16, tables, counts | vLLM, [which introduced them](https://arxiv.org/abs/2309.06180): 16 by default; [TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/features/kvcache.html): a power of two, 32 by default; SGLang: pages of one token, or [`--page-size`](https://docs.sglang.io/advanced_features/server_arguments.html); [TGI](https://huggingface.co/docs/text-generation-inference/conceptual/paged_attention) took vLLM's kernels |
+# | a chain of SHA-256 | vLLM, [on by default](https://docs.vllm.ai/en/latest/design/prefix_caching/); the key includes images and adapters too |
+# | a key per tenant | `cache_salt` in a request, in vLLM and TensorRT-LLM |
+# | a radix tree | SGLang ([RadixAttention](https://arxiv.org/abs/2312.07104)), and TensorRT-LLM |
 # | least recently used first | all; TensorRT-LLM with priorities that a request may set |
-# | the last one is preempted, recompute | vLLM recomputes; its newer engine does not swap |
-# | idle blocks on the card alone | also on the host, on disks, and on other machines (LMCache, Mooncake) |
+# | the last one is preempted, recompute | vLLM [recomputes](https://docs.vllm.ai/en/stable/configuration/optimization/); its newer engine does not swap |
+# | idle blocks on the GPU alone | also in host memory, on disks, and on other machines: [vLLM](https://docs.vllm.ai/en/latest/features/kv_offloading_usage/), [SGLang's HiCache](https://docs.sglang.io/advanced_features/hicache_design.html), [Mooncake](https://arxiv.org/abs/2407.00079) (lab 11) |
 # | a gather | kernels that read through the table: lab 10 |
-# | a table in software | vAttention leaves it to the card's own virtual memory, so that any kernel can be used |
+# | a table in software | [vAttention](https://arxiv.org/abs/2405.04437) leaves it to the GPU's own virtual memory, so that any kernel can be used |
+#
+# # Five things to take along
+#
+# 1. Memory is lost in three ways: reserved for later, never used inside an allocation, and free in pieces that are too
+#    small. Blocks end the third and bound the others by one block per sequence, without knowing any length.
+# 2. Less waste is not the aim: more sequences fit, so a step that reads the weights anyway gives more tokens.
+# 3. A table costs a kernel next to nothing, and a gather twice the cache in addition. So paging is worth as much as
+#    the kernel that reads through it.
+# 4. A full block is never written again, so it can be shared, by samples and by strangers. Only the last, partly
+#    filled one is ever copied.
+# 5. A block is found by *everything before it*, not by its own tokens. What is found shortens the first token and
+#    nothing after it, and the time it saves tells others what was asked before.
+#
+# # The next question
+#
+# Again and again this lab said: a kernel could do it without a copy. What does attention have to read and write at
+# least, how does one come near that when keys lie in blocks, and what does one write to make the GPU do it? That is
+# [lab 10](10_kernels.ipynb).
 
 # %% [markdown]
 # # Your guesses

@@ -12,6 +12,8 @@
 # *interpreter*: the same source, block by block in numpy. Its results are right, but its times mean nothing, so
 # only a GPU's time of a kernel is ever shown, and none has been recorded yet. The numbers for an H200 are
 # **predicted**, and marked so.
+#
+# Two sittings: **One kernel**, and **The kernels of a step**.
 
 # %% jupyter={"source_hidden": true}
 import math
@@ -20,22 +22,36 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import workbench as wb
+from workbench.experiments import run_experiment
 from workbench.instruments.costs import decode_costs
 from workbench.instruments.device import PUBLISHED, ceilings, last_cache_bytes
 from workbench.instruments.memory import readable_bytes
+from workbench.kernels import compiling, launch, norm, softmax
 from workbench.kernels import flash_attention as flash
 from workbench.kernels import flash_decoding as decoding
-from workbench.kernels import launch, norm, softmax
 from workbench.kernels.traffic import split_decode
-from workbench.labs.lab10_kernels.attention_traffic import LEAST, STANDARD, TILES, passes, shape_at, traffic
+from workbench.labs.lab10_kernels.attention_traffic import (
+    LEAST,
+    STANDARD,
+    TILES,
+    order_of_traffic,
+    passes,
+    shape_at,
+    tiles_for,
+    traffic,
+    traffic_with,
+)
 from workbench.labs.lab10_kernels.bounds import on_card as bound_of
 from workbench.labs.lab10_kernels.cases import MAKERS, MIN_SETS_BYTES
+from workbench.labs.lab10_kernels.coalescing import moved_over_wanted
 from workbench.labs.lab10_kernels.crossover import EAGER_LAUNCH_US, crossing, line, ways
 from workbench.labs.lab10_kernels.graphs import on_card
+from workbench.labs.lab10_kernels.occupancy import PROCESSORS, occupancy
 from workbench.lectures import ask, say, summary, table
 from workbench.models import public_shape
 from workbench.models.attention import eager_attention
 from workbench.panels import style
+from workbench.panels.plots import matching
 
 # isort: split
 import triton
@@ -60,6 +76,9 @@ def off(ours, truth):
 
 
 # %% [markdown]
+# # Sitting 1: One kernel
+
+# %% [markdown]
 # ## Predict
 #
 # Attention of one sequence of 2,048 tokens over itself: 8 heads of 64, in float32. It has to read q, k and v
@@ -76,7 +95,7 @@ traffic_guess = ask(
 traffic_guess
 
 # %% [markdown]
-# # What attention moves
+# ## What attention moves
 #
 # Count them, operation by operation. Each reads its inputs from memory and writes its output there:
 
@@ -146,10 +165,58 @@ say(
 )
 
 # %% [markdown]
+# ### Which kernel was that?
+#
+# `scaled_dot_product_attention` is one function over several implementations, its **backends**:
+#
+# | backend | what it is | takes |
+# |---|---|---|
+# | FLASH_ATTENTION | FlashAttention's kernel; on a CPU torch's own, in tiles too | 16-bit types on a card; causal or no mask there |
+# | EFFICIENT_ATTENTION | xFormers' kernel, in tiles | float32 and masks of any form too; cards only |
+# | CUDNN_ATTENTION | NVIDIA's library | cards only |
+# | MATH | the definition, operation by operation | everything |
+#
+# Torch asks one after the other and takes the first that does not refuse. `torch.nn.attention.sdpa_kernel` forces one.
+# Which is taken here, for which call, and what do the others say?
+
+# %%
+backends = run_experiment("kernels.sdpa_backends")
+
+# %% jupyter={"source_hidden": true}
+rows = [
+    [m.settings["case"], m.settings["backend"], m.check if "refuses" in m.check else ""]
+    for m in matching(backends, measured="chosen")
+]
+table(["call", "taken here", "why not flash, in torch's words"], rows, "float32, 8 heads of 64, no backend forced")
+
+# %% jupyter={"source_hidden": true}
+refused = matching(backends, measured="refused")
+held = {m.settings["backend"]: m for m in matching(backends, measured="peak")}
+rows = [[name, readable_bytes(m.median), m.check] for name, m in held.items()]
+rows += [[m.settings["backend"], "refuses", m.check] for m in refused]
+table(["forced", "allocated at its worst", "check, or torch's words"], rows, "the causal call, one backend allowed")
+
+# %% jupyter={"source_hidden": true}
+by_backend = {m.settings["backend"]: m for m in matching(backends, measured="MATH ÷ it")}
+scores = held["MATH"].counts["bytes_of_scores"]
+assert held["MATH"].median > scores > held["FLASH_ATTENTION"].median
+say(
+    f"All that run give the same output. MATH held {held['MATH'].median / scores:.1f} times the scores"
+    f" ({readable_bytes(scores)}) at its worst, flash {readable_bytes(held['FLASH_ATTENTION'].median)}. "
+    + " ".join(
+        f"MATH took **{m.median:.1f} ×** as long as {name} ({m.spread[0]:.1f} to {m.spread[1]:.1f})."
+        for name, m in by_backend.items()
+    )
+    + (" Those that refuse were written for NVIDIA's cards." if len(refused) == 2 else "")
+    + " A call that falls back to MATH says nothing by itself: it is only slower and larger. To be warned, force the"
+    " backend that you count on."
+)
+
+# %% [markdown]
 # How can one compute a softmax over S scores without storing S scores? That is the central idea of this lab.
 # But first the tool.
 #
-# # A kernel from an empty file
+# ## A kernel from an empty file
 #
 # A card has about a hundred small processors and one large memory:
 #
@@ -185,8 +252,53 @@ print("four programs, 1,000 numbers, none left out:", not y.isnan().any().item()
 # It shows three habits that all kernels in `kernels/` follow. The output is filled with NaN first, so that an
 # element that no program wrote is visible. The last block is cut by a **mask**, because 1,000 is not a multiple
 # of 256. And the result is compared with one computed in another way.
+
+# %% [markdown]
+# ### Neighbours read together
 #
-# ## Softmax, version 1: from the definition
+# The compiler divides a block among [**warps**](../docs/glossary.md#measuring) of 32 threads, and the loads of a warp
+# are one instruction. The card's memory is read in **sectors** of 32 bytes: the 32 addresses become as many reads as
+# they touch sectors
+# ([NVIDIA's best practices](https://docs.nvidia.com/cuda/cuda-c-best-practices-guide/index.html#coalesced-access-to-global-memory)).
+# In `double` neighbouring threads read neighbouring numbers, 32 · 4 bytes in 4 sectors: the reads are
+# [**coalesced**](../docs/glossary.md#measuring). Down a column of a row-major matrix they would not be.
+
+# %% jupyter={"source_hidden": true}
+stride_guess = ask(
+    "bytes of a column",
+    "32 threads read a number of float32 each, down a column of a matrix with 32 columns: how many times as many bytes are"
+    " moved as are wanted?",
+    unit="times",
+    example=4,
+    low=1,
+)
+stride_guess
+
+# %%
+stride_guess.answer()
+strides = wb.panels.coalescing()
+strides
+
+# %%
+apart = strides.run()
+strides.snapshot()
+
+# %%
+stride_guess.compare(moved_over_wanted(32), how="counted")
+
+# %% jupyter={"source_hidden": true}
+here = {m.settings["stride"]: m for m in matching(apart, measured="here")}
+say(
+    f"From a stride of 8 on, each number comes with seven others: **{moved_over_wanted(32):.0f} times** the bytes. This"
+    " machine's processor does the same with lines of 64 bytes. As many numbers down a column took, over a row,"
+    f" {here[2].median:.1f} × with 2 columns, {here[4].median:.1f} × with 4, {here[8].median:.1f} × with 8 and"
+    f" **{here[32].median:.0f} ×** with 32 ({here[32].spread[0]:.0f} to {here[32].spread[1]:.0f}); bytes alone would be 2,"
+    " 4, 8 and 16. The rest is what a processor does for rows only: it reads ahead, and adds several numbers at once. So"
+    " keys lie with their D numbers side by side, and a warp reads rows of them."
+)
+
+# %% [markdown]
+# ### Softmax, version 1: from the definition
 #
 # One program per row. The row may be longer than a block, so the program goes through it in steps, three times:
 # for the maximum (else exp overflows), the sum, and the result.
@@ -227,7 +339,7 @@ assert error < 1e-6
 # It reads every number three times. The second pass needs the maximum m, which is known after the first only. Can
 # the sum be computed before the maximum is known?
 #
-# ## The online softmax
+# ### The online softmax
 #
 # Suppose we have seen some scores, with maximum $m$ and sum $l = \sum e^{s - m}$. Now comes a tile with the
 # maximum $m'$. If $m' \le m$, only the sum changes. If it is larger, every term that we have summed had the
@@ -303,7 +415,7 @@ table(
 )
 
 # %% [markdown]
-# # FlashAttention
+# ## FlashAttention
 #
 # Attention uses the result of a softmax at once, as the weights of a sum of values. So the output can be
 # rescaled just like the sum! Keep for each query the maximum m, the sum l, and the weighted sum of values, not
@@ -372,7 +484,49 @@ say(
 )
 
 # %% [markdown]
-# ## In twenty-five lines
+# ### How much less? Θ(S²D²/M)
+#
+# Larger tiles move less, but a tile must fit on the chip. Let a program have room for M numbers. A quarter each for tiles
+# of q, k, v and the output makes tiles of M / 4D queries. All keys and values, 2·S·D numbers, pass once for each of the
+# S·4D / M tiles:
+#
+# $$\underbrace{2SD}_{q,\ out} + 2SD \cdot \frac{4SD}{M} \;=\; \Theta\!\left(\frac{S^2 D^2}{M}\right)
+# \qquad\text{against}\qquad \Theta(SD + S^2)$$
+#
+# for whole matrices ([FlashAttention](https://arxiv.org/abs/2205.14135), theorem 2). Count it, tile by tile:
+
+# %% jupyter={"source_hidden": true}
+plain = shape_at(8192, 1, 1, 128, "bfloat16")  # a head; no mask, so that every tile counts
+rows, again = [], {}
+for kib in (16, 32, 64, 128, 227):
+    moved_by, sram = traffic_with(kib << 10, plain), kib << 10
+    again[kib] = moved_by - 2 * plain.queries
+    rows.append(
+        [
+            f"{kib} KiB",
+            f"{tiles_for(sram, plain)[0]} × {tiles_for(sram, plain)[1]}",
+            readable_bytes(moved_by),
+            readable_bytes(order_of_traffic(sram, plain)),
+            f"{again[kib] / order_of_traffic(sram, plain):.2f}",
+        ]
+    )
+assert again[16] == 2 * again[32] == 4 * again[64] == 8 * again[128]
+table(
+    ["M, on the chip", "tile", "bytes, counted", "S²D²/M", "keys and values ÷ that"],
+    rows,
+    f"a head of 128, 8,192 tokens, 16 bits; whole matrices: {readable_bytes(traffic(STANDARD, plain))}",
+)
+
+# %% jupyter={"source_hidden": true}
+say(
+    f"Twice the memory, half the keys and values: from 16 to 128 KiB they fall {again[16] / again[128]:.0f} times, and"
+    " beside S²D²/M stands the same 8 (where a tile does not divide the text, a little more). It still grows with S², but"
+    f" with D²/M instead of 1: {128**2 / (128 * 1024 / 2):.2f} for D = 128 and 128 KiB. No exact algorithm does better for"
+    " every M (proposition 3 of the paper)."
+)
+
+# %% [markdown]
+# ### In twenty-five lines
 #
 # One head, causal. Each program computes a block of queries:
 
@@ -428,8 +582,156 @@ for version, words in flash.VERSIONS.items():
 # %% [markdown]
 # From 1 to 2: half of the tiles are not loaded, and only those on the diagonal are masked. From 2 to 3: query
 # heads that share a key-value head (lab 04) become rows of one tile, so the keys are read once for all of them.
+
+# %% [markdown]
+# ## How many fit on a processor
 #
-# # One new token
+# While one warp waits for memory, another one computes. The share of its places for warps that a processor (SM) has
+# taken is its *occupancy*: programs are started on it as long as everything they need is left.
+#
+# | | an A100's SM | an H100's and H200's |
+# |---|---|---|
+# | warps (of 32 threads) | 64 | 64 |
+# | programs | 32 | 32 |
+# | registers of 32 bits | 65,536; at most 255 a thread | 65,536; at most 255 a thread |
+# | shared memory | 164 KB | 228 KB |
+#
+# (NVIDIA's tuning guides for [Ampere](https://docs.nvidia.com/cuda/ampere-tuning-guide/) and
+# [Hopper](https://docs.nvidia.com/cuda/hopper-tuning-guide/). CUDA takes 1 KB more for each program, and registers
+# come in units of 8 a thread.)
+#
+# How many registers a kernel takes the compiler says, and it needs no GPU for that: Triton compiles for an H100 that is
+# not there.
+
+# %%
+flash_tiles = run_experiment("kernels.tile_sweep", {"sweep": "few"})
+others = compiling.table("softmax", "norm", "matvec_int4", "flash_decode", brief=True)
+chosen = max(flash_tiles, key=lambda m: m.settings["rows"])
+
+# %% jupyter={"source_hidden": true}
+fit_guess = ask(
+    "programs on a processor",
+    f"FlashAttention's kernel, {chosen.settings['rows']} rows of queries: {chosen.settings['warps']} warps,"
+    f" {chosen.counts['registers']:.0f} registers a thread, {chosen.counts['shared'] / 1024:.0f} KiB of shared memory. How"
+    " many such programs does a processor of an H100 hold at once?",
+    unit="programs",
+    example=4,
+    low=0,
+    high=32,
+)
+fit_guess
+
+# %%
+fit_guess.answer()
+fit_guess.compare(chosen.counts["programs_at_once"], how="counted")
+
+# %% jupyter={"source_hidden": true}
+named = {
+    "softmax, three passes": others["softmax v1 n=4096 bfloat16"][0],
+    "softmax, a row in registers": others["softmax v3 n=4096 bfloat16"][0],
+    "norm and residual": others["norm v3 d=4096 +residual bfloat16"][0],
+    "product with int4 weights, one row": others["matvec_int4 v3 N=1 bfloat16"][0],
+    "decode, heads of 128": others["flash_decode v3 D=128 bfloat16"][0],
+}
+named |= {f"FlashAttention, {m.settings['rows']} rows": {"warps": m.settings["warps"], **m.counts} for m in flash_tiles}
+rows = []
+for name, k in named.items():
+    needs = {"warps": int(k["warps"]), "registers": int(k["registers"]), "shared": int(k["shared"])}
+    fits = {card: occupancy(**needs, card=card) for card in PROCESSORS}
+    rows.append(
+        [
+            name,
+            needs["warps"],
+            needs["registers"],
+            f"{needs['shared']:,}",
+            fits["h100"].programs,
+            f"{fits['h100'].share:.0%}",
+            " and ".join(fits["h100"].limits),
+        ]
+    )
+table(
+    [
+        "kernel",
+        "warps",
+        "registers a thread",
+        "shared memory, bytes",
+        "programs a processor",
+        "occupancy",
+        "limited by",
+    ],
+    rows,
+    "compiled for an H100, bfloat16; nothing was run",
+)
+
+# %% jupyter={"source_hidden": true}
+say(
+    f"FlashAttention holds **{chosen.counts['programs_at_once']:.0f}** program a processor, {chosen.median:.0%} of the"
+    f" places for warps, limited by {chosen.settings['limits']}. That is no fault: occupancy hides waiting by many warps,"
+    " and this kernel by loads that are under way while it multiplies, for which it needs the shared memory. Of small"
+    " kernels that only load and store, high occupancy is what keeps the memory busy."
+)
+
+# %% [markdown] jp-MarkdownHeadingCollapsed=true
+# ### Deeper: tiles, warps and stages, by counts
+#
+# Which tile is best on a card only a clock can tell. But what each costs can be counted: programs and bytes from the loop,
+# registers and shared memory from the compiler. A layer of an 8B model, 4,096 tokens, version 3 (four query heads share a
+# tile), on an H100:
+
+# %%
+sweep = run_experiment("kernels.tile_sweep", {"sweep": "all"})
+
+# %% jupyter={"source_hidden": true}
+rows = [
+    [
+        f"{m.settings['rows']} × {m.settings['keys']}",
+        m.settings["warps"],
+        m.settings["stages"],
+        f"{m.counts['programs']:,.0f}",
+        readable_bytes(m.counts["bytes"]),
+        f"{m.counts['registers']:.0f}",
+        f"{m.counts['spilled']:.0f}",
+        f"{m.counts['shared'] / 1024:.0f}",
+        f"{m.counts['programs_at_once']:.0f}",
+        f"{m.median:.0%}",
+    ]
+    for m in sweep
+    if "registers" in m.counts
+]
+header = [
+    "rows × keys",
+    "warps",
+    "stages",
+    "programs",
+    "bytes",
+    "registers",
+    "spilled",
+    "shared, KiB",
+    "held",
+    "occupancy",
+]
+table(header, rows, "counted and compiled, not run; spilled: bytes of a thread")
+
+# %% jupyter={"source_hidden": true}
+at_tile = {tuple(m.settings[k] for k in ("rows", "keys", "warps", "stages")): m for m in sweep}
+small, large, four = at_tile[16, 64, 4, 3], at_tile[128, 64, 8, 3], at_tile[128, 64, 4, 3]
+say(
+    f"From 16 rows to 128 the bytes fall from {readable_bytes(small.counts['bytes'])} to"
+    f" {readable_bytes(large.counts['bytes'])}, and the programs with them. Warps and stages change no byte. With 4 warps"
+    f" for 128 rows a thread would need more than 255 registers: {four.counts['spilled']:.0f} bytes of each spill to"
+    f" memory, with 8 warps {large.counts['spilled']:.0f}. A stage more is a tile of keys and values more in shared memory. So"
+    " 128 rows, 8 warps, 3 stages are a reasoned default; whether they are the best one is not yet measured."
+)
+
+# %% [markdown]
+# # Sitting 2: The kernels of a step
+#
+# From sitting 1: a kernel is a program that is started many times. It keeps in registers what it does not store; with the
+# online softmax attention needs its scores one tile at a time; and what is summed under one maximum is rescaled by one
+# factor when a larger one comes. This sitting uses the three for all that a decode step does.
+
+# %% [markdown]
+# ## One new token
 #
 # In decode there is one query per sequence. Its tile is one row, and it has S scores, not S²: the keys and
 # values must be read, all of them, once. The problem is a different one. Each program handles one sequence and
@@ -455,7 +757,7 @@ busy_guess.compare(100 * llama.num_kv_heads / 132, how="counted")
 # %% [markdown]
 # One Llama sequence has 8 programs, whatever its length. All other processors are idle.
 #
-# ## The log-sum-exp
+# ### The log-sum-exp
 #
 # Can the keys of one sequence be divided among programs? Each program would compute the softmax over *its*
 # keys. Two such results can be merged if each also returns one number, its log-sum-exp
@@ -509,7 +811,7 @@ table(
 )
 
 # %% [markdown]
-# # Through a table
+# ## Through a table
 #
 # Lab 09 gathered the blocks of a sequence and then attended: three times the bytes. A kernel needs no gather.
 # It computes the *address* of a key, and it can take that address from a block table. The difference from
@@ -571,7 +873,7 @@ table(["keys and values", "bytes", "not keys or values", "on an H200"], rows, "6
 # Lengths and tables are tensors on the card, and the launch grid depends on neither. This will matter for CUDA
 # graphs below.
 #
-# # Dequantize in registers
+# ## Dequantize in registers
 #
 # Weights in 8 or 4 bits (lab 05) are fewer bytes to read. But "convert codes to numbers, then multiply", as two
 # operations, writes the numbers to memory and reads them again: *more* bytes than before. In a kernel that
@@ -619,7 +921,7 @@ rows = [[way, readable_bytes(moved), on_h200(moved)] for way, moved in by_way.it
 table(["weights", "bytes", "at 4.8 TB/s"], rows, "[14,336, 4,096], groups of 128; predicted")
 
 # %% [markdown]
-# # The small operations
+# ## The small operations
 #
 # The other kernels are small: RMSNorm, rotary embedding, SwiGLU, sampling. They need few FLOPs and few bytes.
 # But count what PyTorch does for a norm and the addition before it:
@@ -698,7 +1000,7 @@ crossover
 steps = crossover.run()
 crossover.snapshot()
 
-# %%
+# %% jupyter={"source_hidden": true}
 at = {way.name: crossing(line("h200", way, batch=1, context=64)) for way in ways("h200", EAGER_LAUNCH_US)[:3]}
 graph = at["the same in a graph"]
 here = {m.settings["model"]: m for m in steps if m.unit == "ratio"}
@@ -716,7 +1018,7 @@ say(
 )
 
 # %% [markdown]
-# ## Graphs
+# ### Graphs
 #
 # A graph replays *exactly* what was recorded: these kernels, these addresses, these numbers. If Python read a
 # length while recording, that length would be fixed for ever. So a step must read everything that changes from
@@ -747,7 +1049,7 @@ graphs
 replayed = graphs.run()
 graphs.snapshot()
 
-# %%
+# %% jupyter={"source_hidden": true}
 gains = {}
 for name in ("llama-3.2-1b", "llama-3.1-8b"):
     predicted = on_card("h200", name, "bfloat16", context=512, eager_launch_us=EAGER_LAUNCH_US)
@@ -766,7 +1068,7 @@ say(
 # %% [markdown]
 # `torch.compile` on this machine's CPU is lab 02's panel `compile_step`: it needs a C++ compiler and half a minute.
 #
-# # The bounds
+# ## The bounds
 #
 # One table for all of it. For each kernel: what it must move and compute, and the least time for that on an
 # H200. Run compares each kernel with its definition (in the interpreter, if there is no GPU), counts its
@@ -792,7 +1094,7 @@ bounds
 everything = bounds.run()
 bounds.snapshot()
 
-# %%
+# %% jupyter={"source_hidden": true}
 binds = {name: bound_of(name, "h200")[3] for name in MAKERS}
 held = [m for m in everything if m.settings["by"] == "kernel"]
 assert len(held) == len(MAKERS)
@@ -847,20 +1149,21 @@ say(
 # | a large product in 16 bits | | 69 % of an H100's peak | torchao |
 #
 # Nobody reaches a data sheet's peak, and small matrices are far below it: 11 % at 1,024 × 1,024.
+
+# %% [markdown]
+# # When to use it, and when not
 #
-# # What it costs, and when it does not help
+# | idea | use it when | not when | what it costs |
+# |---|---|---|---|
+# | an own kernel | a chain of operations writes what no later one needs | a large product at a large batch: cuBLAS is near the compute limit | a second implementation with a reference and a test; shapes and cards that must be refused |
+# | FlashAttention | prompts: S² scores | decode: there are no S² scores | tiles that fit the chip; tuning for each card |
+# | split keys | few sequences, long texts | many sequences: there are programs enough | partial results, a merge |
+# | a block table in the kernel | keys and values lie in blocks | one text in one piece | an entry of the table for each block |
+# | dequantizing in registers | few rows: bytes are the limit | a batch of 128: compute-bound, and unpacking adds arithmetic | codes arranged for the loads |
+# | fused small operations | a step is launch-bound | a step is bandwidth-bound: reading 70 billion weights hides every launch | a kernel for each combination |
+# | a CUDA graph | the same step many times, few rows | shapes change; Python must decide within the step | memory for each recorded size; padding |
 #
-# | | |
-# |---|---|
-# | a second implementation | every kernel has a plain PyTorch reference, and a test that compares the two |
-# | shapes | head sizes, types and cards that it was not written for must be refused, not computed wrongly |
-# | tuning | the best blocks, warps and stages of one card are not the best of another |
-# | graphs | memory for each recorded size; padding; whatever Python decides in a step is decided once |
-# | does not help | a large product at a large batch: cuBLAS is near the compute limit, nothing is left to gain |
-# | | fusing in a step that is bandwidth-bound: reading 70 billion weights hides every launch |
-# | | FlashAttention in decode: there are no S² scores. Split keys help there, and only for few sequences |
-# | | dequantizing at a batch of 128: it is compute-bound, and unpacking adds arithmetic |
-# | | Amdahl: if attention is a tenth of the step, a kernel twice as fast gains 5 % |
+# And Amdahl: if attention is a tenth of the step, a kernel twice as fast gains 5 %.
 
 # %% jupyter={"source_hidden": true}
 step, many = (decode_costs(llama, batch=b, context=2048, weight_bytes_per_element=2) for b in (1, 64))
@@ -877,14 +1180,35 @@ say(
 #
 # | here | in production |
 # |---|---|
-# | tiles, online softmax, causal skipping | FlashAttention-2, in CUDA: the same loop, work divided among warps so that they share less |
-# | a loop with prefetched loads | FlashAttention-3, for Hopper: one group of warps loads, others multiply, softmax of one tile overlaps the product of the next; fp8 |
-# | split keys, merge by log-sum-exp | Flash-Decoding; FlashInfer plans the splits on the host for ragged batches, and merges |
-# | a table in the kernel | vLLM's PagedAttention; FlashInfer, FlashAttention and TensorRT-LLM take tables too; vLLM has a Triton backend like ours |
-# | latent attention | FlashMLA (DeepSeek): up to 3,000 GB/s and 660 TFLOP/s on an H800 |
-# | int4 in registers | Marlin: weights rearranged for tensor cores, near-ideal speed to batches of 16 to 32 on an A10 |
+# | tiles, online softmax, causal skipping | [FlashAttention-2](https://arxiv.org/abs/2307.08691), in CUDA: the same loop, work divided among warps so that they share less |
+# | a loop with prefetched loads | [FlashAttention-3](https://arxiv.org/abs/2407.08608), for Hopper: one group of warps loads, others multiply, softmax of one tile overlaps the product of the next; fp8 |
+# | split keys, merge by log-sum-exp | [Flash-Decoding](https://pytorch.org/blog/flash-decoding/); [FlashInfer](https://arxiv.org/abs/2501.01005) plans the splits on the host for ragged batches, and merges |
+# | a table in the kernel | vLLM's [PagedAttention](https://arxiv.org/abs/2309.06180); FlashInfer, FlashAttention and TensorRT-LLM take tables too; vLLM has a Triton backend like ours |
+# | latent attention | [FlashMLA](https://github.com/deepseek-ai/FlashMLA) (DeepSeek): up to 3,000 GB/s and 660 TFLOP/s on an H800 |
+# | int4 in registers | [Marlin](https://arxiv.org/abs/2408.11743): weights rearranged for tensor cores, near-ideal speed to batches of 16 to 32 on an A10 |
 # | small fused kernels, and graphs of a step | vLLM, SGLang and TensorRT-LLM record decode steps by batch size; torch.compile fuses between attentions |
-# | one launch per operation | "megakernels": the whole step of a 1B model in one launch, 78 % of an H100's bandwidth (Hazy Research) |
+# | a backend chosen by what the call needs | torch's [`sdpa_kernel`](https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_kernel.html); vLLM chooses its attention backend when it starts |
+# | one launch per operation | ["megakernels"](https://hazyresearch.stanford.edu/blog/2025-05-27-no-bubbles): the whole step of a 1B model in one launch, 78 % of an H100's bandwidth (Hazy Research) |
+
+# %% [markdown]
+# # Five things to take along
+#
+# 1. What an operation must move is its inputs and its output. All that it moves beyond that are results that nobody asked
+#    for, and a kernel that keeps them in registers never writes them.
+# 2. A sum of exponentials can be moved to another maximum by one factor. Tiles of a row, splits of a text and blocks of a
+#    cache are merged by that one rule.
+# 3. Memory on the chip buys traffic: twice the room for a tile, half the keys and values that are read again. It is paid
+#    for with occupancy, and loads that are under way make up for it.
+# 4. A memory moves sectors and lines, not numbers. Neighbouring threads must want neighbouring addresses, or most of what
+#    comes is thrown away.
+# 5. Name the bound before you write: bytes, FLOPs or launches. A kernel can only save what the step is limited by.
+
+# %% [markdown]
+# # The next question
+#
+# The engine now has its kernels, its cache and its batches, and still runs inside a notebook. What happens when many users
+# call it at once over a network, each with a limit on how long the first token may take? That is serving:
+# [lab 11](11_serving.ipynb).
 
 # %% [markdown]
 # # Your guesses
@@ -933,4 +1257,9 @@ summary()
 # - [TileOPs](https://github.com/tile-ai/TileOPs), 2025, threads #2136 (decode attention) and #243 (a product with one
 #   row): measured on an H200 with a cold L2 cache; [torchao](https://github.com/pytorch/ao), its roofline
 #   utilities: the share of an H100's peak that its authors reckon with.
-# - NVIDIA, [CUDA C++ Programming Guide](https://docs.nvidia.com/cuda/cuda-c-programming-guide/), "CUDA Graphs".
+# - NVIDIA, [CUDA C++ Programming Guide](https://docs.nvidia.com/cuda/cuda-c-programming-guide/), "CUDA Graphs"; [Best
+#   Practices Guide](https://docs.nvidia.com/cuda/cuda-c-best-practices-guide/), "Coalesced Access to Global Memory"; tuning
+#   guides for [Ampere](https://docs.nvidia.com/cuda/ampere-tuning-guide/) and
+#   [Hopper](https://docs.nvidia.com/cuda/hopper-tuning-guide/), "Occupancy".
+# - PyTorch,
+#   [torch.nn.attention](https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_kernel.html): backends.

@@ -6,7 +6,7 @@
 # more than fits, and all come at once. What has to stand between them and the engine, what does it cost, and what
 # does the whole do when too many come?
 #
-# Four sittings of 40 minutes: **From engine.run to a server** follows one request through the server. **Under load**
+# Four sittings: **From engine.run to a server** follows one request through the server. **Under load**
 # raises the rate until it breaks. **Prefill here, decode there** gives the two phases of a request engines of their
 # own. **Memory beyond the device, more engines** is about what no longer fits one.
 
@@ -57,8 +57,8 @@ tokenizer = model.tokenizer
 #   deliver(news) ◀── call_soon_threadsafe ─────┴──────┴──────┘      one call a step, not one a token
 # ```
 #
-# After each step the engine hands over *one* object for all requests (`StepNews`). The event loop turns its tokens
-# into text and the text into bytes, while the next step runs. The whole server is one function of an engine:
+# After each step the engine hands over *one* object with the new tokens of all requests (`StepNews`). The event loop
+# turns tokens into text and text into bytes, while the next step runs. The whole server is one function of an engine:
 
 # %%
 engine = Engine(model, SchedulerSettings(max_running=8), num_blocks=256)
@@ -92,8 +92,8 @@ say(
 #
 # A stream cannot take back what it has sent. Two things must therefore wait before they may be shown:
 #
-# - **Half a character.** A token may end within the UTF-8 bytes of a character. What has been decoded of it so far is
-#   no text yet.
+# - **Half a character.** A token may end within the UTF-8 bytes of a character. What there is of it so far is no text
+#   yet.
 # - **Half a stop string.** With `stop="\n\n"`, one newline may be the beginning of the end. It is held back until the
 #   next token decides. Nothing longer than the longest possible beginning of a stop string has to wait.
 #
@@ -124,8 +124,8 @@ say(
 # $$T \;=\; T_\text{network} + T_\text{parse} + T_\text{tokenize} + T_\text{queue} + T_\text{prefill} +
 # \sum_{i=2}^{n} \left(T_\text{step} + T_\text{between}\right) + T_\text{format} + T_\text{write}$$
 #
-# All boundaries can be read on one clock, the machine's. What is left over when all parts are taken from the client's
-# time is *not explained*, and should be small.
+# All boundaries are read on one clock, the machine's. What is left when all parts are subtracted from the client's time
+# is *not explained*, and should be small.
 
 # %% jupyter={"source_hidden": true}
 outside_guess = ask(
@@ -170,7 +170,7 @@ say(
 # engine waits between two steps until the news is handed over. That is a cost *per step*; with many requests they
 # share it. Detokenizing and formatting are a cost *per token*, but run beside the next step. If $t$ is the time of
 # a step with $B$ sequences and $c$ what each token costs in the event loop, then the event loop keeps up as long as
-# $B \, c < t$; beyond that it is the bottleneck, and not the model.
+# $B \, c < t$; beyond that the event loop is the bottleneck, and not the model.
 
 # %% jupyter={"source_hidden": true}
 token = parts["streamed", TOKEN]
@@ -189,7 +189,7 @@ say(
 # ## What HTTP costs, and what the interpreter's lock costs
 #
 # Now many at once: the ragged requests of lab 08. Python runs the bytecode of one thread at a time (the *global
-# interpreter lock*). Torch gives the lock back while it computes, so engine and event loop do overlap, but between
+# interpreter lock*). Torch releases the lock while it computes, so engine and event loop do overlap, but between
 # two operations they take turns. An engine in a process of its own has a lock of its own
 # (`workbench serve --engine-process`); then tokens travel as JSON over ZeroMQ.
 
@@ -259,6 +259,10 @@ for answer in refused:
 
 # %% [markdown]
 # # Sitting 2: Under load
+#
+# So far: an engine in a thread makes steps, an event loop makes bytes of them, and a request that cannot be served is
+# refused with a status. Waiting requests stand in the queue of lab 08's scheduler, which fills at most `max_running`
+# places. Now requests come at random, and in the end more than can be served.
 #
 # First, watch. Requests come below what the server can answer, then in a burst beyond it, then below it again. Each
 # row is a request.
@@ -341,6 +345,9 @@ tools_guess.compare(max(itl.values()) / min(itl.values()))
 #   not yet sent is not in any number. Measured from when it was *due*, it is.
 # - **Divide by something else.** With the first token's wait in the sum, TPOT depends on the queue. Per chunk instead
 #   of per token, a draft makes the gaps longer although the text comes sooner.
+#
+# And a small one: `vllm bench serve` scales its random gaps so that the last request always comes at the same time. That
+# is no Poisson process any more: a run that by chance is dense is stretched.
 
 # %% jupyter={"source_hidden": true}
 due, sent = truths["from when it was due"], truths["from the send"]
@@ -360,11 +367,11 @@ say(
 # $$\text{goodput} \;=\; \max \left\{ \lambda \;:\; P\left(\text{TTFT} \le \tau_1 \text{ and } \text{TPOT} \le
 # \tau_2\right) \ge 0.9 \text{ at rate } \lambda \right\}$$
 #
-# ⚠ *A number to be careful with.* DistServe splits prefill and decode onto different cards. Its gain is stated as "7.4
+# ⚠ *A number to be careful with.* DistServe splits prefill and decode onto different GPUs. Its gain is stated as "7.4
 # times more requests or 12.6 times tighter objectives" in one version of the paper, and as 4.48 and 10.2 times in
 # another. Both were measured against a vLLM of 2023 that ran prompts first and had no chunked prefill (lab 08), which
-# removes much of the same trouble on one card; and vLLM's own documentation says that disaggregation does not raise
-# throughput. So a factor of goodput means little without the objectives, the version, and the baseline.
+# removes much of the same trouble on one GPU. So a factor of goodput means little without the objectives, the version,
+# and the baseline. Sitting 3 measures it against both baselines.
 #
 # ## The knee
 #
@@ -478,8 +485,8 @@ say(
 )
 
 # %% [markdown]
-# Whom does it refuse? Requests with long prompts are the likeliest to come too late, and nobody else: the rule looks at
-# time alone. A service that wants to be fair between users needs one more rule (a queue a user, priorities).
+# Whom does it refuse? The rule looks at time alone, so requests with long prompts are refused most often. A service that
+# wants to be fair between users needs one more rule (a queue for each user, priorities).
 #
 # ## In which order?
 #
@@ -649,6 +656,9 @@ say(
 
 # %% [markdown]
 # # Sitting 3: Prefill here, decode there
+#
+# From sitting 2: TTFT is the queue and the prefill, TPOT is who shares a step, and goodput is the highest rate at which
+# nearly all requests meet both objectives. The twin simulates the scheduler with given step times.
 #
 # A step takes what its rows take. A prompt of 2,000 tokens is 2,000 rows that are bound by arithmetic; a next token is
 # one row that waits for the weights (lab 02). On one device the two are in each other's way, and there are three
@@ -858,12 +868,12 @@ say(
 )
 
 # %% [markdown]
-# ⚠ *The same number again.* This is DistServe's direction: at a tight TPOT, several times the goodput of a baseline
-# that runs prompts first. Whether the factor is 7.4 or 4.48 depends on the version of the paper; here it depends on
-# the objective, the lengths and the ratio. And it is a factor against *that* baseline. Chunks of the right size leave
-# every step short and every device free for both, and what was gained is gone. vLLM's documentation says both: that
-# disaggregated prefill does not improve throughput, and that it is the more reliable way to a short tail of inter-token
-# latencies, because the right size of a chunk is hard to find.
+# ⚠ *The number of sitting 2 again.* This is DistServe's direction: at a tight TPOT, several times the goodput of a
+# baseline that runs prompts first. But it is a factor against *that* baseline. Chunks of the right size leave every step
+# short and every device free for both, and what was gained is gone.
+# [vLLM's documentation](https://docs.vllm.ai/en/latest/features/disagg_prefill/) says both: that disaggregated prefill
+# does not improve throughput, and that it is the more reliable way to control the tail of inter-token latencies, because
+# the right size of a chunk is hard to find.
 #
 # Where else does it shrink? Let the objective be looser:
 
@@ -896,6 +906,10 @@ say(
 
 # %% [markdown]
 # # Sitting 4: Memory beyond the device, more engines
+#
+# So far everything lay in the memory of the devices that compute: weights, and a pool of blocks that can be found by the
+# hash of all tokens up to their end (lab 09). This sitting lets both lie elsewhere, and ends with more than one engine. A
+# transfer of $n$ bytes takes about $n$ over the bandwidth; the question is always what it is compared with.
 #
 # ## When the cache is full: load, or compute again?
 #
@@ -1080,9 +1094,11 @@ say(
     " the run need not be that of the run."
 )
 
-# %% [markdown]
-# **And FlexGen's own table?** Its authors fitted the constants of their cost model to runs on a T4. Put into the
-# model, do they give the table?
+# %% [markdown] jp-MarkdownHeadingCollapsed=true
+# ### Deeper: FlexGen's own table
+#
+# FlexGen's authors fitted the constants of their cost model to runs on a T4. Put into the model, do they give the table
+# of the paper?
 
 # %% jupyter={"source_hidden": true}
 lines = [m for m in offloaded if m.settings["measured"] == "published"]
@@ -1165,8 +1181,8 @@ say(
     " for each other in every operation, and those of a small model are short."
 )
 
-# %% [markdown]
-# ## Beyond one machine
+# %% [markdown] jp-MarkdownHeadingCollapsed=true
+# ## Deeper: beyond one machine
 #
 # Replicas that start when load comes, end when it goes, and are replaced when they die are the work of a cluster manager,
 # and there are good ones. Our ASGI application is a Ray Serve deployment as it stands: `workbench/serving/cluster.py`, with
@@ -1174,41 +1190,53 @@ say(
 # LLMs (vLLM's production stack, llm-d) add to that: they know where blocks lie, and which workers prefill.
 
 # %% [markdown]
-# # What it costs, and when it does not help
+# # When to use it, and when not
 #
-# | | |
-# |---|---|
-# | streaming | more bytes and more work a token; nothing is gained where no one reads along |
-# | a process of its own for the engine | a copy of every token; nothing is gained where the model's threads take all cores |
-# | admission | below the knee it refuses nobody; a forecast that is too careful refuses whom it could have served |
-# | prefix-aware order | nothing without common beginnings, without a queue, or with room for all |
-# | a search by the twin | as good as its step times: another load on the machine, or texts that a draft guesses worse, and the order changes |
-# | goodput as the only goal | requests that will miss their objective anyway are best not served at all |
-# | a choice by data sheet | shares of the peak are assumed, and bursts are not in it; what is close must be measured |
-# | prefill and decode apart | the weights twice, the cache's bytes over a link, and a ratio that fits one load; little or nothing is gained where TPOT is loose or a chunk of the right size is known |
-# | sending layer by layer | nothing where the link is fast, or where the thread that computes also copies |
-# | keys and values in slower memory | where loading takes longer than computing (short contexts, slow links) |
-# | several engines | the weights and the common beginnings once each; no step becomes shorter |
-# | a router by prefix | nothing without common beginnings; without a bound on the load one engine does all the work |
+# | idea | use it when | not when | what it costs |
+# |---|---|---|---|
+# | streaming | somebody reads along | a program waits for the whole answer | more bytes and more work per token |
+# | the engine in a process of its own | the event loop takes time from the steps | the model's threads take all cores | a copy of every token, and a message per step |
+# | admission by the predicted first token | more requests come than can be served in time | below the knee it refuses nobody | a forecast that is too careful refuses whom it could have served |
+# | prefix-aware order, a router by prefix | common beginnings, and a pool that is small against them | no queue, or room for all | others wait (aging); without a bound on the load one engine does all the work |
+# | a search by the twin, or by data sheet | many switches, or a machine that is not here | two plans are close: measure them | it is as good as its step times; bursts and shares of the peak are assumed |
+# | prefill and decode apart | TPOT is tight and no chunk of the right size is known | TPOT is loose, or one load follows another | the weights twice, the cache's bytes over a link, a ratio that fits one load |
+# | cache or weights in slower memory | loading is faster than computing again; nobody waits | short contexts, slow links, one sequence | memory of the host, and rules for what may be evicted |
+# | several engines | more load than one can take | one request is to be faster | the weights and the common beginnings once each |
 #
 # # What production systems do
 #
 # | here | in production |
 # |---|---|
-# | `build_app`, an engine in a thread | vLLM and SGLang: API server, tokenizer and engine in processes of their own over ZeroMQ |
+# | `build_app`, an engine in a thread | [vLLM](https://docs.vllm.ai/en/latest/design/arch_overview/) and SGLang: API server, tokenizer and engine in processes of their own over ZeroMQ |
 # | a field is used or refused | vLLM 0.32 accepts unknown fields silently |
-# | 429 with `Retry-After` | vLLM since 2026: `--max-num-queued-reqs`, answered with 503; most leave it to a gateway in front |
-# | admission by the predicted TTFT | Mooncake's early rejection |
-# | the longest match first | SGLang's `lpm` policy; routers send a request to the server that has its prefix |
-# | names of metrics | ours at `/metrics` are vLLM's, so its dashboards work |
-# | a choice by simulation | Vidur, and DistServe's own simulator |
+# | 429 with `Retry-After` | vLLM since 2026: `--max-num-queued-reqs`, [answered with 503](https://github.com/vllm-project/vllm/pull/49445); TGI refuses beyond [`--max-concurrent-requests`](https://huggingface.co/docs/text-generation-inference/reference/launcher); others leave it to a gateway |
+# | admission by the predicted TTFT | [Mooncake's](https://arxiv.org/abs/2407.00079) early rejection |
+# | the longest match first | SGLang's [`--schedule-policy lpm`](https://docs.sglang.io/advanced_features/server_arguments.html) |
+# | names of metrics | ours at `/metrics` are [vLLM's](https://docs.vllm.ai/en/latest/design/metrics/), so its dashboards work |
 # | four servers on one load, each asked what it does: `workbench experiment run server.engines` | as measured for docs/results.md, transformers' server gave one text for n = 2 and ignored logprobs, without a word |
-# | five verbs of a connector | vLLM's KV connectors (NIXL, LMCache, Mooncake and others); SGLang's and Dynamo's disaggregation by NIXL or Mooncake |
-# | links in shared memory, TCP, gloo | RDMA or NVLink between cards: NIXL, Mooncake's transfer engine |
-# | `Pools`, simulated | DistServe's and Splitwise's own simulators; Dynamo's planner chooses the numbers of workers while they run |
-# | evicted blocks to host memory and disk | vLLM's offloading connector, LMCache, SGLang's hierarchical cache |
-# | a router in turns, by load, by prefix | vLLM's production stack, llm-d, SGLang's router |
-# | one engine | several behind a router; prefill and decode on different cards where tail latency is worth it |
+# | a choice by simulation | [Vidur](https://arxiv.org/abs/2405.05465), and [DistServe's own simulator](https://github.com/LLMServe/DistServe); Dynamo's planner chooses the numbers of workers while they run |
+# | five verbs of a connector; shared memory, TCP, gloo | vLLM's [KV connectors](https://docs.vllm.ai/en/latest/features/disagg_prefill/) and SGLang's, over RDMA or NVLink by [NIXL](https://github.com/ai-dynamo/nixl) or Mooncake's transfer engine |
+# | evicted blocks to host memory and disk | vLLM's [offloading connector](https://docs.vllm.ai/en/latest/features/kv_offloading_usage/), SGLang's [HiCache](https://docs.sglang.io/advanced_features/hicache_design.html), LMCache; TensorRT-LLM to [host memory](https://nvidia.github.io/TensorRT-LLM/features/kvcache.html) |
+# | a router in turns, by load, by prefix | vLLM's [production stack](https://docs.vllm.ai/projects/production-stack/), [llm-d](https://llm-d.ai), SGLang's gateway |
+#
+# # Five things to take along
+#
+# 1. A server is two loops that must not wait for each other: one makes steps, the other bytes. They meet once a step,
+#    and the event loop becomes the bottleneck when its work per token times the sequences exceeds the step.
+# 2. What is sent cannot be taken back. So half characters and half stop strings wait, a failure before the first byte
+#    is a status and after it an object in the stream, and whoever leaves frees blocks.
+# 3. TTFT grows with the queue, TPOT with those who share a step. A latency without its definition, its failures and
+#    its arrivals cannot be compared with another.
+# 4. Beyond the knee somebody loses. Serving whoever comes makes everybody late; refusing early adds no capacity and
+#    keeps the goodput. A request that will miss its objective anyway is best not served at all.
+# 5. Sending prefills away, offloading and routing are one comparison: bytes over a bandwidth against work that is
+#    saved. And each looks as good as its baseline is bad.
+#
+# # The next question
+#
+# Everything so far served a model as it was given: stored in fewer bits, spread over slower memories, copied to more
+# engines, and yet with all of its weights. Do all of them have to be there, and what is left of a model that loses
+# half of them? That is [lab 12](12_pruning_and_distillation.ipynb).
 
 # %% [markdown]
 # # Your guesses

@@ -5,12 +5,12 @@
 # Do all of them have to be there? And if a smaller model is wanted, why train one from nothing, when a larger one
 # already knows what it is to learn?
 #
-# The recipe of this lab is that of Minitron (Muralidharan et al., 2024): measure [**importance**](../docs/glossary.md#pruning), with forward passes only;
+# The recipe of this lab is that of Minitron ([Muralidharan et al., 2024](https://arxiv.org/abs/2407.14679)): measure [**importance**](../docs/glossary.md#pruning), with forward passes only;
 # cut what matters least ([**pruning**](../docs/glossary.md#pruning)), so that the matrices are really smaller; and heal what is left by
 # [**distillation**](../docs/glossary.md#pruning). It ends
 # where labs 06 and 07 need it: a better draft.
 #
-# Two sittings of 40 minutes: **Cut**, and **Heal**.
+# Two sittings: **Cut**, and **Heal**.
 
 # %% jupyter={"source_hidden": true}
 import json
@@ -34,9 +34,10 @@ def trained_loss(name):
 #
 # ## Cut a layer and watch the loss
 #
-# A layer of a decoder adds something to its input: $x \leftarrow x + f(x)$. So a layer can be left out, and what
-# comes after it still fits. That is the crudest cut there is, and the one that saves most time: whole launches go.
-# `stdlib-10m` has six layers.
+# A layer of a decoder adds something to its input, the *residual stream*: $x \leftarrow x + f(x)$. So a layer can be left
+# out, and what comes after it still fits. That is the crudest cut there is, and the one that saves most time, because all
+# operations of the layer go. `stdlib-10m` has six layers. The panel leaves out one, then several: those that are least
+# important alone, or one by one, measured again after each cut (SLEB, Song et al., 2024).
 
 # %% jupyter={"source_hidden": true}
 layer_guess = ask(
@@ -83,9 +84,9 @@ say(
 # %% [markdown]
 # ## What matters: importance
 #
-# To leave out every piece in turn and to measure is exact, and for a model of 32 layers it is done. But a layer has a
-# thousand neurons, and a model has hundreds of channels. So a *score* takes its place, from a few forward passes over
-# a few thousand tokens of text, the same for all pieces:
+# To leave out every piece in turn and to measure is exact, and feasible for layers. But a layer has a thousand neurons,
+# and the residual stream has hundreds of channels. So a *score* takes the place of the measurement. It comes from a few
+# forward passes over a few thousand tokens of text, the same for all pieces:
 #
 # | piece | score, over all tokens of the calibration text | |
 # |---|---|---|
@@ -96,17 +97,16 @@ say(
 #
 # What neurons and heads add is divided by the size of the stream they add it to, so that layers compare.
 #
-# Minitron (section 2.2) takes these input activations alone: the mean of their absolute values over the tokens $t$ of a
+# Minitron (section 2.2) uses the activations alone: the mean of their absolute values over the tokens $t$ of a
 # sequence, and the L2 norm over the sequences $b$ of a batch,
 #
 # $$\mathrm{score}_i = \sqrt{\sum_b \Big(\frac{1}{n_b} \sum_t \lvert a_{b,t,i} \rvert\Big)^2}.$$
 #
-# That is the formula of exercise 1. The scores of the table take all tokens of the text together, and for neurons and
-# heads what is added to the stream.
+# That is the formula of exercise 1. The scores of the table take all tokens of the text together.
 #
-# A score is good if it orders the pieces as the measured loss does. That is a rank correlation $\rho$, and it can be
-# looked at: every point of the picture is one piece. One neuron of a thousand moves the loss by less than chance does,
-# so a piece is a group here: the neurons of every layer with the lowest scores, the next ones, and so on.
+# A score is good if it orders the pieces as the measured loss does: the *rank correlation* $\rho$ is 1. Every point of
+# the picture is one piece. One neuron of a thousand moves the loss by less than chance does, so a piece is a group here:
+# the neurons of every layer with the lowest scores, the next ones, and so on.
 
 # %% jupyter={"source_hidden": true}
 rank_guess = ask(
@@ -154,9 +154,9 @@ say(
 #
 # ## A smaller model, physically
 #
-# A mask of zeros saves nothing: the zeros are read and multiplied like any other number. So the rows and columns go.
-# A channel of the residual stream is a column of the embedding, of every matrix that reads the stream, and a row of every
-# matrix that writes to it; with tied embeddings the head is cut by the same stroke. A neuron is a row of the gate and up
+# A mask of zeros saves nothing: the zeros are read and multiplied like any other number. So whole rows and columns of the
+# matrices are removed. A channel of the residual stream is a column of the embedding, of every matrix that reads the stream, and a row of every
+# matrix that writes to it; where the output head is the embedding (*tied*), it is cut by the same stroke. A neuron is a row of the gate and up
 # projections and a column of the down projection. What is left is an ordinary model with smaller numbers in its config:
 
 # %%
@@ -169,9 +169,9 @@ for name in ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim
     print(f"{name:18} {getattr(target.config, name):5} -> {getattr(small.config, name)}")
 
 # %% [markdown]
-# It is a model like any other: every cache, the engine, quantization, `transformers` take it. Half of the parameters can
-# be had in many ways: narrower, or with fewer layers. In bytes they are equal. In time they are not, because a step
-# pays for each launch (lab 02) and a layer has the same number of them whatever its width.
+# It is a model like any other: every cache, the engine, quantization, `transformers` take it. A model with half of the
+# parameters may be narrower, or have fewer layers. In bytes the two are equal. In time they are not, because a step pays
+# for starting each operation (lab 02), and a layer has as many of them whatever its width.
 
 # %% jupyter={"source_hidden": true}
 shape_guess = ask(
@@ -212,7 +212,7 @@ say(
 # raises the loss far less, and Wanda (Sun et al., 2023) does it with one line, $|W_{ij}| \cdot \lVert X_j \rVert_2$, the
 # smallest of each output row. SparseGPT (Frantar and Alistarh, 2023) moves the weights that stay so that they make
 # up for those that go: the same mathematics as GPTQ in lab 05, with 0 in the place of rounding. And *2:4*, two zeros in
-# every four weights, is a pattern that some GPUs can skip.
+# every four weights, is a pattern that NVIDIA's *sparse tensor cores* can skip.
 
 # %% jupyter={"source_hidden": true}
 mask_guess = ask(
@@ -257,25 +257,31 @@ say(
 )
 
 # %% [markdown]
-# ⚠ *Two things that tables hide.* First, speed: in SLEB's table (arXiv 2402.09025, Llama-2-70B on two A100) 2:4 by
-# SparseGPT or Wanda reads prompts at 0.98 × of the dense model, a fifth of the *blocks* removed at 1.27 ×. A sparse tensor core
-# doubles the arithmetic on paper; even prompts, which wait for arithmetic, gained nothing there, and decoding waits for
-# memory. Second, the text the method was
-# calibrated on: SliceGPT at 25 % has a perplexity of 32.7 on C4 in that table (Llama-2-7B, dense 7.3), and looks far better in its own
-# paper, where WikiText-2 both calibrates and tests. A perplexity without its calibration text says little.
-#
+# ⚠ *Two things that tables hide.* First, speed: in SLEB's table ([arXiv 2402.09025](https://arxiv.org/abs/2402.09025),
+# Llama-2-70B on two A100) 2:4 by SparseGPT or Wanda reads prompts 0.98 times as fast as the dense model, and a fifth of
+# the *layers* removed makes it 1.27 times as fast. A sparse tensor core doubles the arithmetic on paper; even prompts,
+# which are limited by arithmetic, gained nothing there, and decoding is limited by memory. Second, the text that a method
+# was calibrated on: SliceGPT at 25 % has a perplexity of 32.7 on C4 in that table (Llama-2-7B, dense 7.3), and looks far
+# better in its own paper, where WikiText-2 both calibrates and tests. A perplexity without its calibration text says
+# little.
+
+# %% [markdown]
 # # Sitting 2: Heal
+#
+# From sitting 1: a score from forward passes says which layers, neurons, heads or channels the loss needs least, and a cut
+# removes them from all matrices. Right after a deep cut the model is close to guessing.
 #
 # ## Healing
 #
-# The cut model is trained on, for a short time. What should it learn? The next token of the text, as always; or what the
-# parent would have said, all its probabilities:
+# The cut model is trained further, for a short time. What should it learn? The next token of the text, as always; or what
+# its parent, the *teacher*, would have predicted, all probabilities of it:
 #
 # $$L = \tau^2 \, \mathrm{KL}\big(p_\tau \,\|\, q_\tau\big), \qquad
 # p_\tau = \mathrm{softmax}(z_{\text{teacher}}/\tau), \quad q_\tau = \mathrm{softmax}(z_{\text{student}}/\tau)$$
 #
-# (Hinton et al., 2015). One token of text says which of 4,096 came; the teacher says how likely each of them was. That
-# should be worth many tokens. How many?
+# ([Hinton et al., 2015](https://arxiv.org/abs/1503.02531); $\tau$ is a temperature, and $\tau^2$ keeps the gradients at one
+# scale). The text says which of 4,096 tokens came; the teacher says how likely each of them was. That should save many
+# tokens. How many?
 
 # %% jupyter={"source_hidden": true}
 heal_guess = ask(
@@ -333,8 +339,8 @@ say(
 # %% [markdown]
 # ## Tokens are not FLOPs
 #
-# ⚠ *A claim to be careful with.* "Up to 40 × cheaper" is what people made of "up to 40 × fewer training tokens". A token of
-# distillation is read by the teacher, too:
+# ⚠ *A claim to be careful with.* "Up to 40 × cheaper" is what people made of Minitron's "up to 40 × fewer training
+# tokens". A token of distillation is read by the teacher, too:
 
 # %% jupyter={"source_hidden": true}
 cheaper_guess = ask(
@@ -359,13 +365,19 @@ cheaper.snapshot()
 cheaper_guess.compare(factors["FLOPs, teacher included"].median, how="computed")
 
 # %% [markdown]
+# A trained token costs a model of $P$ parameters about $6P$ FLOPs; a distilled one adds a forward pass of the teacher,
+# $2 P_t$. With a teacher of 15 B that is $(6 \cdot 8 + 2 \cdot 15) / (6 \cdot 8) = 1.625$ times as much for the 8 B
+# model and $(6 \cdot 4 + 2 \cdot 15) / (6 \cdot 4) = 2.25$ times for Minitron's 4 B model. So 40 times fewer tokens are
+# $40 / 1.625 = 24.6$ and $40 / 2.25 = 17.8$ times fewer FLOPs. (The panel divides the token counts themselves, 3.8 T by
+# 94 B.) The training of the parent is in neither; its bar says what becomes of the saving if one has to pay for it.
+#
 # ## A better draft
 #
 # A draft (labs 06 and 07) has to be small, and to agree with the target. `stdlib-1m` (0.92 M parameters) was trained from
 # nothing to imitate its target, on 6.1 M tokens. `stdlib-1m-pruned` (1.48 M) was cut from the target and then imitated it
-# for 12.3 M tokens. So three things differ between them, and a cut as deep as this one knows nothing at first: 8.5 nats,
-# where a guess among all tokens has 8.3. How much of the gain is the cut's own was not measured; the same shape from
-# nothing, taught as long, would say it.
+# for 12.3 M tokens. So three things differ: size, tokens, and the cut, after which the model did no better than a guess
+# among all tokens. How much of the gain is the cut's own was not measured; the same shape from nothing, taught as long,
+# would say it. α is the probability that a drafted token is accepted.
 
 # %% jupyter={"source_hidden": true}
 draft_guess = ask(
@@ -403,16 +415,77 @@ say(
 )
 
 # %% [markdown]
-# ## What to take along
+# # When to use it, and when not
 #
-# - A score from forward passes orders pieces by how much the loss rises without them. After healing that order made no difference here.
-# - Zeros save nothing by themselves. What is to be faster must be smaller, or in a pattern that the machine skips.
-# - "Five times the tokens" is one run against one run, and healing had a teacher where training from nothing had none. Taken
-#   apart at equal tokens: the cut brings more than a nat, the teacher a tenth of one.
-# - Width keeps more quality per parameter after healing, depth saves more time per parameter at batch 1.
-# - How well a cut was chosen matters most before healing; the teacher matters after it.
-# - Distillation makes healing short in tokens, less short in FLOPs, and needs a parent that somebody paid for.
-# - Which order: prune, heal, then quantize. Pruning after rounding sees scores that the rounding has moved.
+# | idea | use it when | not when | what it costs |
+# |---|---|---|---|
+# | fewer layers | latency at batch 1: a step has fewer operations | quality per parameter is what counts | after healing, more loss than the narrow model of equal size |
+# | narrower layers | bytes and quality count | steps are launch-bound: they are hardly faster | every matrix is cut, and kernels want round sizes |
+# | masks of zeros | to study what a model needs; with a kernel that skips them | the zeros are stored and multiplied like other numbers | nothing is saved by itself |
+# | 2:4 | arithmetic is the limit and the GPU has sparse tensor cores | decoding, which is limited by memory; half of the weights are too many to lose | a pattern that all layers have to keep |
+# | healing by distillation | a parent with a good distribution exists, and a family of sizes is wanted | one small model is wanted and no parent is paid for | the teacher's forward passes, and a second model in memory |
+# | a pruned draft | a target has no small relative (labs 06, 07) | a step of the draft costs as much as one of the target | healing, with the target as teacher |
+# | prune and quantize | both are wanted: prune, heal, then round | rounded weights are scored | the losses add |
+#
+# # What production systems do
+#
+# | here | in production |
+# |---|---|
+# | importance, cut, distillation | [Minitron](https://arxiv.org/abs/2408.11796) (Llama 3.1 8B and Mistral NeMo 12B made smaller), as a tool in NVIDIA's [Model Optimizer](https://github.com/NVIDIA/Model-Optimizer/blob/main/examples/pruning/README.md), which also cuts Mamba layers and experts |
+# | width or depth, one for all layers | searched per layer by [Puzzle](https://arxiv.org/abs/2411.19146), for a given GPU and load |
+# | a smaller sibling by cut and distillation | [Llama 3.2](https://huggingface.co/meta-llama/Llama-3.2-1B) 1B and 3B, pruned from Llama 3.1 8B and taught by its 8B and 70B |
+# | SparseGPT, Wanda, 2:4 | [LLM Compressor](https://docs.vllm.ai/projects/llm-compressor/en/0.9.0.1/examples/quantization_2of4_sparse_w4a16/), for vLLM; published: [Llama 3.1 8B with 2:4](https://huggingface.co/RedHatAI/Sparse-Llama-3.1-8B-2of4) |
+# | a cut model in the engine | nothing new: it is an ordinary model with other numbers in its config |
+#
+# # Five things to take along
+#
+# 1. A score from forward passes orders pieces nearly as the measured loss does. It sees how large something is, not
+#    whether another piece could do its work: increases of the loss do not add up.
+# 2. Zeros save nothing by themselves. What is to be faster must be smaller, or in a pattern that the machine skips.
+# 3. How well a cut was chosen matters most before healing. After it, here, a random cut of the same width was as good;
+#    that there was a parent to cut from was worth far more than that there was a teacher.
+# 4. Width keeps more quality per parameter after healing, depth saves more time per parameter at batch 1.
+# 5. Distillation makes healing short in tokens, less short in FLOPs, and needs a parent that somebody paid for.
+#
+# # The next question
+#
+# A smaller model is one answer to "it does not fit, or is too slow". The other is more devices. What must they say to
+# each other in every layer, how long does that take, and what becomes of a model in which each token uses only a part
+# of the weights? That is [lab 13](13_parallelism_and_experts.ipynb).
+#
+# # Your guesses
+#
+# All questions of this lecture, your guesses beside what was predicted and measured.
 
 # %%
 summary()
+
+# %% [markdown]
+# # Exercises
+#
+# In [exercises/12_pruning_and_distillation.ipynb](../exercises/12_pruning_and_distillation.ipynb) you write the real
+# parts:
+#
+# 1. **What matters**: Minitron's importance, from activations.
+# 2. **A cut through all matrices**: rows and columns of every matrix, by a plan.
+# 3. **A teacher**: the distillation loss.
+# 4. **Zeros in a matrix**: Wanda, and 2:4.
+# 5. **A plan for a budget**: width or depth, for a number of parameters and a time per step.
+#
+# `workbench check` shows which answers are right so far.
+#
+# # Further reading
+#
+# - S. Muralidharan and others, *Compact Language Models via Pruning and Knowledge Distillation*, 2024, [arXiv
+#   2407.14679](https://arxiv.org/abs/2407.14679): the recipe; best practices in section 4.
+# - G. Hinton, O. Vinyals, J. Dean, *Distilling the Knowledge in a Neural Network*, 2015, [arXiv
+#   1503.02531](https://arxiv.org/abs/1503.02531).
+# - X. Men and others, *ShortGPT: Layers in Large Language Models are More Redundant Than You Expect*, 2024, [arXiv
+#   2403.03853](https://arxiv.org/abs/2403.03853): block influence.
+# - J. Song and others, *SLEB: Streamlining LLMs through Redundancy Verification and Elimination of Transformer
+#   Blocks*, 2024, [arXiv 2402.09025](https://arxiv.org/abs/2402.09025): one by one, and the table of speeds.
+# - M. Sun and others, *A Simple and Effective Pruning Approach for Large Language Models*, 2023, [arXiv
+#   2306.11695](https://arxiv.org/abs/2306.11695): Wanda. E. Frantar, D. Alistarh, *SparseGPT: Massive Language Models
+#   Can Be Accurately Pruned in One-Shot*, 2023, [arXiv 2301.00774](https://arxiv.org/abs/2301.00774).
+# - S. B. Harma and others, *Effective Interplay between Sparsity and Quantization: From Theory to Practice*, 2024,
+#   [arXiv 2405.20935](https://arxiv.org/abs/2405.20935): which order.

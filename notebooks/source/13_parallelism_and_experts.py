@@ -6,9 +6,9 @@
 # is it worth it?
 #
 # Here the devices are processes of this machine. They start, exchange and fail like those of a cluster, and what they
-# exchange is counted byte by byte; only the wires are shorter.
+# exchange is counted byte by byte.
 #
-# Three sittings of 40 minutes: **Messages and halves of layers**, **Stages**, and **Experts**.
+# Three sittings: **Messages, and halves of layers**, **Stages**, and **Experts**.
 
 # %% jupyter={"source_hidden": true}
 import workbench as wb
@@ -29,9 +29,10 @@ from workbench.parallel.costs import step_counts
 # A message of $n$ bytes takes about $\alpha + \beta n$ seconds: $\alpha$ for being sent at all, $\beta$ for every byte.
 # Decoding sends small messages, a row of hidden states each time, so $\alpha$ is what matters. Two ways to send one:
 #
-# - **sockets**: the kernel copies the bytes and wakes the other process. gloo does it so, and so does any network.
+# - **sockets**: the operating system copies the bytes and wakes the other process. gloo, a library of collectives for
+#   CPUs, does it so, and so does any network.
 # - **shared memory**: both processes have mapped the same memory. One writes, the other looks at a word until it has
-#   changed. No system call, no copy through the kernel. vLLM, SGLang and DeepSpeed each have such an all-reduce.
+#   changed: no system call, no copy by the operating system. vLLM, SGLang and DeepSpeed each have such an all-reduce.
 
 # %% jupyter={"source_hidden": true}
 alpha_guess = ask(
@@ -83,7 +84,7 @@ say(
 #
 # ⚠ *Two errors that are often printed.* "An all-reduce per layer": it is two, one behind attention and one behind the
 # feed-forward. "A column split, then an all-reduce": outputs that are split are *gathered*, or go into a product that is
-# split by inputs; only summands are summed.
+# split by inputs; only summands are added.
 #
 # And the heads have to divide. A key-value head serves a group of query heads and is not cut: with more ranks than
 # key-value heads, some ranks hold the same head, and the cache per rank stops shrinking.
@@ -120,13 +121,13 @@ say(
 )
 
 # %% [markdown]
-# ⚠ *Half and whole links.* "NVLink 900 GB/s against PCIe 64 GB/s" compares both directions of one with one direction of
-# the other. One way it is 450 against 64: 7 times, not 14.
+# ⚠ *Half and whole links.* "NVLink 900 GB/s against PCIe 64 GB/s" (H100, PCIe 5.0) compares both directions of one with
+# one direction of the other. One way it is 450 against 64: 7 times, not 14.
 #
 # ## Two cores: two threads, or two ranks?
 #
-# This machine shows the whole trade in small. One process with two threads uses both cores already; each core reads half
-# of the weights. Two ranks with one thread each do the same, and have to talk on top of it.
+# This machine shows the trade in small. One process with two threads uses both cores already; each core reads half
+# of the weights. Two ranks with one thread each do the same, and have to exchange messages in addition.
 
 # %% jupyter={"source_hidden": true}
 shared_guess = ask(
@@ -168,20 +169,24 @@ say(
 )
 
 # %% [markdown]
-# In the panel, choose `gloo` and look at the two ranks: what is in the colour of all-reduces is waiting. And choose
-# `random-110m`: it has ten times the weights and twice as many all-reduces, each of twice the bytes. What decides
-# whether tensor parallelism pays is the work between two all-reduces against the all-reduce.
+# In the panel, choose `gloo` and look at the two ranks: what has the colour of all-reduces is waiting. Then choose
+# `random-110m`: it has ten times the weights and twice as many all-reduces, each of twice the bytes. Whether tensor
+# parallelism pays depends on the work between two all-reduces against the time of one.
 #
 # When does it pay at all? On one machine's cores never by much: they share one memory. On GPUs each rank brings a *memory
 # of its own*: eight read eight times as fast as one, and hold a model that one cannot hold. That is why tensor
 # parallelism stays within a machine, where links are fast, and why its ranks are few.
-#
+
+# %% [markdown]
 # # Sitting 2: Stages
+#
+# So far: with tensor parallelism every rank has a part of every layer, and a layer ends twice with an all-reduce. A small
+# message costs its start, $\alpha$, and not its bytes. So fewer messages are worth a lot.
 #
 # ## Some of the layers each
 #
 # [**Pipeline parallelism**](../docs/glossary.md#several-processes) cuts the other way: a rank has some of the *layers*,
-# all of each. What travels is a row of hidden states per token, once per stage and not twice per layer. That is so little
+# each whole. What travels is a row of hidden states per token, once per stage and not twice per layer. That is so little
 # that it works between machines.
 #
 # But a token goes through the stages one after the other. While the second stage computes it, what does the first do?
@@ -208,8 +213,8 @@ for groups in (1, 2, 4, 8, 16, 32):
 idle_guess.compare(bubble(4, 1), how="computed")
 
 # %% [markdown]
-# So more groups are better? A group is smaller than the whole, and a stage reads all its weights for each group. Think of
-# lab 02 before you answer: what limits a step of prompts, and what a step of decoding?
+# So more groups are better? A group is smaller than the whole, and a stage reads all its weights for each group. Before
+# you answer: what limits a step of prompts, and what a step of decoding (lab 02)?
 
 # %% jupyter={"source_hidden": true}
 prompts_guess = ask(
@@ -266,9 +271,8 @@ say(
 
 # %% [markdown]
 # So a server does not cut a decode step into groups. It keeps as many *batches* under way as there are stages, each
-# with sequences of its own: vLLM's queue of batches (its first engine had "virtual engines" for it), SGLang's
-# micro-batches. Then no stage waits while all batches take equally long, and each batch is a $p$-th of the sequences,
-# which is the same loss of batching in another place.
+# with sequences of its own. Then no stage waits as long as all batches take equally long. But each batch is a $p$-th of the
+# sequences, which is the same loss of batching in another place.
 #
 # ## Which one, when?
 #
@@ -286,23 +290,35 @@ say(
 # %% [markdown]
 # # Sitting 3: Experts
 #
+# From sittings 1 and 2: a model can be split within its layers or between them; both exchange hidden states, and both leave
+# every weight to be read in every step. A mixture of experts changes that.
+#
 # ## Many small feed-forwards, a few for each token
 #
-# Two thirds of a decoder's weights are feed-forwards, and a decode step reads all of them for one token. A
+# Most of a decoder's weights are feed-forwards, and a decode step reads all of them for one token. A
 # [**mixture of experts**](../docs/glossary.md#several-processes) has many small ones in each layer, and a
 # [**router**](../docs/glossary.md#several-processes) that sends each token through the $k$ best of $E$:
 #
 # $$y = \sum_{i \in \text{top-}k} g_i(x)\, \text{expert}_i(x)$$
 #
-# Mixtral 8x7B has 8 experts and takes 2: 13 of its 47 billion parameters are *active* for a token. DeepSeek-V3 takes 8 of
-# 256, and one shared expert that every token goes through. What a layer remembers of a token does not change: the cache is
-# that of a dense model.
+# [Mixtral 8x7B](https://arxiv.org/abs/2401.04088) has 8 experts and takes 2: 13 of its 47 billion parameters are *active*
+# for a token; of [Jamba's](https://arxiv.org/abs/2403.19887) 52 billion 12 are.
+# [DeepSeek-V3](https://arxiv.org/abs/2412.19437) takes 8 of 256, and one *shared* expert that every token goes through.
+# The keys and values that a layer keeps of a token do not change: the cache is that of a dense model.
+
+# %% [markdown] jp-MarkdownHeadingCollapsed=true
+# ### Deeper: how routers choose
 #
 # | | scores | weights of the chosen |
 # |---|---|---|
 # | Mixtral, Qwen3-MoE | softmax over all experts | divided by their sum |
 # | DeepSeek-V2 | softmax, the best groups of experts first | as they are, times a constant |
 # | DeepSeek-V3 | sigmoid, the best groups first, too; a bias steers the *choice* so that the load stays even | divided by their sum, times a constant |
+#
+# The weights that the layer reads are those of the chosen experts, whatever the rule.
+
+# %% [markdown]
+# ### What a batch reads
 #
 # One user reads the weights of $k$ experts. And a batch?
 
@@ -336,8 +352,9 @@ experts_guess.compare(counted[at].counts["mean"], predicted=counted[at].predicte
 #
 # $$E\,\big(1 - (1 - k/E)^N\big)$$
 #
-# of them. So one user is served at the price of the active parameters, and a batch soon reads everything. Bytes per token
-# still fall with the batch, but later than with a dense model: the first tokens that join bring new experts along.
+# of them in expectation: $1 - k/E$ is the probability that a token leaves an expert out. So one user is served at the
+# price of the active parameters, and a batch soon reads everything. Bytes per token still fall with the batch, but more
+# slowly than with a dense model: the first tokens that join bring new experts along.
 
 # %% jupyter={"source_hidden": true}
 step_of = {(m.settings["which"], m.settings["batch"]): m for m in routed if m.settings["measured"] == "step"}
@@ -367,8 +384,8 @@ for rows, different in zip((1, 3, 5, 9), mixtral):
 
 # %% [markdown]
 # So at batch 1 a step that verifies 5 rows reads three times the experts if all are chosen alike (neighbours in a text
-# may share more), and speculation gains less, or loses. In a large batch all experts are read anyway, and a few rows
-# more read no further weights.
+# may share more), and speculation gains less, or loses. In a large batch all experts are read anyway, and drafted rows
+# read no further weights.
 #
 # ## Whole experts on ranks
 #
@@ -395,16 +412,84 @@ for rank, one in enumerate(report):
 # %% [markdown]
 # The bytes grow with the rows and not with the experts; the calls are per layer and step, as before. And the load has to be
 # even: all ranks wait for the one with the most rows. That is why routers are trained with a loss that keeps the load
-# even (Switch Transformer, Fedus et al., 2021), or steered by a bias (DeepSeek-V3), and why busy experts are placed twice.
+# even (Switch Transformer, Fedus et al., 2021), or steered by a bias (DeepSeek-V3), and why copies of busy experts are
+# placed on several ranks.
+
+# %% [markdown]
+# # When to use it, and when not
 #
-# ## What to take along
+# | idea | use it when | not when | what it costs |
+# |---|---|---|---|
+# | tensor parallelism | one sequence is to be faster, or the model does not fit; fast links within a machine | slow links; more ranks than key-value heads | two all-reduces per layer |
+# | pipeline parallelism | the model does not fit, links are slow, there are many sequences | one sequence is to be faster: it does not get faster | a bubble, or a $p$-th of the batch per stage |
+# | data parallelism | more load, and the model fits one device | the model does not fit; common beginnings should share a cache | all weights on each device (lab 11) |
+# | micro-batches | prompts: arithmetic divides | decode steps: each group reads all weights again | one reading of the weights per group |
+# | a mixture of experts | few users, or so many that every expert has many rows | memory is short: all experts are stored | all parameters in memory, all of them read by a batch of medium size |
+# | expert parallelism | experts do not fit one device, large batches | few rows: two all-to-alls for little work | waiting for the rank with the most rows |
+# | drafts before a mixture | large batches | batch 1: drafted rows read further experts | up to $k$ experts per drafted row |
 #
-# - A small message costs its start, not its bytes. What decides is how often ranks talk, and through what.
-# - Tensor parallel: two all-reduces a layer; the parts of the weights are read by more memories. Pipeline parallel: few
-#   messages, and a bubble that only more sequences fill.
-# - The bubble formula counts ticks. Whether groups help depends on what limits a group: arithmetic divides, reading does not.
-# - A mixture reads what its tokens choose: cheap for one user, everything for a batch, something between for a draft.
-# - A step over sockets takes more than its messages: the operating system's scheduler is in it too, and in no formula here.
+# # What production systems do
+#
+# | here | in production |
+# |---|---|
+# | tensor parallel within a machine, pipeline between machines | the advice of [vLLM](https://docs.vllm.ai/en/latest/serving/parallelism_scaling/), which also prefers a pipeline where GPUs have no NVLink; [TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/features/parallel-strategy.html) |
+# | an all-reduce through shared memory | [vLLM's custom all-reduce](https://github.com/vllm-project/vllm/blob/main/vllm/distributed/device_communicators/custom_all_reduce.py): small messages go through memory that GPUs map of each other, large ones through NCCL |
+# | batches in a pipeline | vLLM's queue of batches; [SGLang](https://docs.sglang.io/advanced_features/pipeline_parallelism.html) |
+# | layers on several cards | [llama.cpp](https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md) splits by layers, `--split-mode row` by matrices |
+# | whole experts on ranks, all-to-all | [vLLM](https://docs.vllm.ai/en/latest/serving/expert_parallel_deployment/) and [SGLang](https://docs.sglang.io/advanced_features/expert_parallelism.html), with attention data parallel; the transfers by [DeepEP](https://github.com/deepseek-ai/DeepEP) |
+# | copies of busy experts | [EPLB](https://github.com/deepseek-ai/EPLB), DeepSeek's load balancer, in both |
+# | three products for each chosen expert | one grouped product: rows sorted by expert, in one kernel (lab 10) |
+#
+# # Five things to take along
+#
+# 1. A small message costs its start, not its bytes. What decides is how often ranks talk, and through what: the same
+#    step is nearly as fast as one process through shared memory, and several times slower over sockets.
+# 2. Tensor parallelism pairs a split by outputs with a split by inputs, so that a layer needs two all-reduces and no
+#    more. It pays where each rank brings a memory of its own.
+# 3. The bubble formula counts ticks, not work. Groups help where arithmetic is the limit, because it divides; reading
+#    weights does not.
+# 4. A mixture reads what its tokens choose: little for one user, everything for a batch, something between for a
+#    draft. All experts have to be in memory; the cache is that of a dense model.
+# 5. Ranks wait for the slowest. Uneven experts, uneven stages and an operating system that runs something else all
+#    cost what the slowest costs, and no formula of bytes shows it.
+#
+# # The next question
+#
+# However a transformer is split, a token reads weights once per step, and keys and values of everything before it. Can
+# a model remember less than every token, or write more than one token per pass? That is [lab
+# 14](14_beyond_transformers.ipynb).
+#
+# # Your guesses
+#
+# All questions of this lecture, your guesses beside what was predicted and measured.
 
 # %%
 summary()
+
+# %% [markdown]
+# # Exercises
+#
+# In [exercises/13_parallelism_and_experts.ipynb](../exercises/13_parallelism_and_experts.ipynb) you write the real
+# parts:
+#
+# 1. **Parts of a layer**: split by outputs, and by inputs.
+# 2. **What a step exchanges**: calls and bytes of each collective.
+# 3. **Groups in stages**: a schedule for stages of unequal length.
+# 4. **Blocks for what arrives**: the connector of lab 11, on the side that decodes.
+# 5. **Load or compute**: what to do with keys and values that lie in slower memory.
+#
+# `workbench check` shows which answers are right so far.
+#
+# # Further reading
+#
+# - M. Shoeybi and others, *Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism*,
+#   2019, [arXiv 1909.08053](https://arxiv.org/abs/1909.08053): tensor parallelism.
+# - Y. Huang and others, *GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism*, 2018, [arXiv
+#   1811.06965](https://arxiv.org/abs/1811.06965): micro-batches and the bubble.
+# - R. Pope and others, *Efficiently Scaling Transformer Inference*, 2022, [arXiv
+#   2211.05102](https://arxiv.org/abs/2211.05102): which split for which batch, counted.
+# - A. Q. Jiang and others, *Mixtral of Experts*, 2024, [arXiv 2401.04088](https://arxiv.org/abs/2401.04088).
+# - DeepSeek-AI, *DeepSeek-V3 Technical Report*, 2024, [arXiv 2412.19437](https://arxiv.org/abs/2412.19437): experts on
+#   many ranks, in section 3.
+# - W. Fedus, B. Zoph, N. Shazeer, *Switch Transformers*, 2021, [arXiv 2101.03961](https://arxiv.org/abs/2101.03961):
+#   the loss that keeps the load even.

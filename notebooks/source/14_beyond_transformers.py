@@ -2,14 +2,14 @@
 # # Lab 14 · Beyond transformers
 #
 # **The question.** Every lab before this one came back to one sentence: to generate a token is to read bytes. The
-# weights are read once a step, and the keys and values of all earlier tokens once a token. Batches share the first,
-# smaller caches shrink the second. Are there models that escape the sentence itself?
+# weights are read once per step, and the keys and values of all earlier tokens once per token. Batches share the first,
+# smaller caches shrink the second. Are there models for which the sentence is not true?
 #
 # There are two ways out. One is to remember less: a [**state**](../docs/glossary.md#the-model) of constant size instead of a cache that grows. The other
-# is to write more: many tokens in one pass. Both are old ideas with new names, both are served in production today,
-# and both are sold with claims that do not survive a calculation.
+# is to write more: many tokens in one pass. Both are served in production today, and of both claims are in print that do
+# not survive a calculation.
 #
-# Two sittings of 40 minutes: **Remember less**, and **Write more**.
+# Two sittings: **Remember less**, and **Write more**.
 
 # %% jupyter={"source_hidden": true}
 import torch
@@ -35,14 +35,15 @@ from workbench.serving import Engine, Request, SchedulerSettings
 # ## A state instead of a cache
 #
 # Attention keeps every key and value because its softmax mixes all of them anew for every query. Leave the softmax
-# away, and put a function $\phi > 0$ of query and key in its place (Katharopoulos et al., 2020):
+# out, and put a function $\phi > 0$ of query and key in its place
+# ([Katharopoulos et al., 2020](https://arxiv.org/abs/2006.16236)):
 #
 # $$y_t = \frac{\sum_{s \le t} \phi(q_t)^\top \phi(k_s)\, v_s^\top}{\sum_{s \le t} \phi(q_t)^\top \phi(k_s)}
 # = \frac{\phi(q_t)^\top S_t}{\phi(q_t)^\top z_t}, \qquad S_t = S_{t-1} + \phi(k_t)\, v_t^\top, \quad
 # z_t = z_{t-1} + \phi(k_t)$$
 #
 # The query can be pulled out of the sum. What is left, the matrix $S_t$, has the size of *one* key times one value,
-# whatever $t$ is. Nothing of the past is read any more but this.
+# whatever $t$ is. Of the past nothing else is read.
 
 # %%
 torch.manual_seed(0)
@@ -67,7 +68,11 @@ print(
 
 # %% [markdown]
 # A layer like this is called a [**mixer**](../docs/glossary.md#the-model) here: it stands in attention's place, and what it keeps of a text is its
-# [**state**](../docs/glossary.md#the-model). All kinds of this lab are such layers:
+# [**state**](../docs/glossary.md#the-model). In linear attention the state is $S$; in the other kinds of this lab it is
+# updated by another rule.
+
+# %% [markdown] jp-MarkdownHeadingCollapsed=true
+# ### Deeper: seven kinds of mixers
 #
 # | kind | what happens to the state at each token | |
 # |---|---|---|
@@ -78,6 +83,12 @@ print(
 # | RWKV-7 | $S \leftarrow S\,(\mathrm{diag}(w) - \hat k (a \odot \hat k)^\top) + v k^\top$ | as DeltaNet, with a decay for each channel |
 # | Hyena | a convolution as long as the text | no state at all: it keeps its inputs |
 # | recurrent memory | some tokens of a segment are handed to the next | attention within, a state between |
+
+# %% [markdown]
+# ### How large is a state?
+#
+# A state does not grow, and a cache begins at nothing. Mamba-2, the mixer of the next panel, keeps a matrix like $S$ in
+# every layer.
 
 # %% jupyter={"source_hidden": true}
 crossover_guess = ask(
@@ -113,12 +124,12 @@ say(
 )
 
 # %% [markdown]
-# **A state is not small.** Mamba-2's is as large as the cache of some seventy tokens, and a step writes it back, too, where a
-# cache gets one more row: in bytes that move, the two are alike at about twice as many tokens. What a state has is no slope.
-# Until the crossover a transformer moves less, and a chat of one line never gets there; at 16 K tokens a state has long paid.
+# **A state is not small.** Mamba-2's is as large as the cache of as many tokens as were just counted, and a step also
+# writes it back, where a cache gets one more row: in bytes that move, the two are equal at about twice as many tokens.
+# What a state does not have is a slope. Before the crossover a transformer moves less, and a chat of one line never gets
+# there; at 16 K tokens a state moves far less.
 #
-# The same arithmetic for models that people run. Published tables of this kind travel from page to page, in GB and GiB,
-# and somebody has to multiply:
+# The same arithmetic for models that people run (published tables mix GB and GiB, so we multiply ourselves):
 
 # %% jupyter={"source_hidden": true}
 jamba_guess = ask(
@@ -154,9 +165,11 @@ say(
 # %% [markdown]
 # ## From a continuous system to steps
 #
-# Where do the matrices of S4 come from? From a question about memory: a signal $f$ arrives, and $N$ numbers are to
-# hold its whole past as well as $N$ numbers can. The best polynomial of degree $N-1$ has $N$ coefficients. How they move
-# as the signal goes on is a linear differential equation, and its matrix is called **HiPPO** (Gu et al., 2020):
+# **S4** ([Gu et al., 2021](https://arxiv.org/abs/2111.00396)) is the layer from which Mamba came. Where do its matrices
+# come from? From a question about memory: a signal $f$ arrives, and $N$ numbers are to hold its whole past as well as $N$
+# numbers can. The best polynomial of degree $N-1$ has $N$ coefficients. How they move
+# as the signal goes on is a linear differential equation, and its matrix is called **HiPPO**
+# ([Gu et al., 2020](https://arxiv.org/abs/2008.07669)):
 #
 # $$x'(t) = \frac1t \bigl(A\,x(t) + B\,f(t)\bigr), \qquad A_{nk} = -\begin{cases}\sqrt{(2n+1)(2k+1)} & n > k\\ n+1 & n = k\end{cases},
 # \qquad B_n = \sqrt{2n+1}$$
@@ -195,7 +208,7 @@ say(
 # S4 takes this $A$ and leaves $1/t$ out, so that the system is the same at all times: $x' = A x + B u$. What is long past
 # then fades.
 #
-# A computer has steps and not time. Two rules make a step of length $\Delta$ of the equation. **Zero-order hold** takes
+# A computer has steps and no continuous time. Two rules make a step of length $\Delta$ of the equation. **Zero-order hold** takes
 # the input as constant within a step and is then exact; the **bilinear** rule takes the mean of both ends:
 #
 # $$\bar A = e^{\Delta A},\; \bar B = A^{-1}(e^{\Delta A} - 1) B \qquad\text{or}\qquad
@@ -213,8 +226,9 @@ for step in (0.1, 0.4, 0.6):
 # ## Three forms of one layer
 #
 # With steps, the layer is a **recurrence**: $T$ steps in a row, each cheap. Unrolled, it is a **convolution** with the
-# kernel $K_l = C \bar A^l \bar B$, all positions at once by FFT, as long as $\bar A$ does not depend on the input. And because
-# two steps in a row are again one step, $(a, b)$ then $(a', b')$ is $(a'a,\; a'b + b')$, it is a [**scan**](../docs/glossary.md#the-model): a tree of depth
+# kernel $K_l = C \bar A^l \bar B$, all positions at once by FFT, as long as $\bar A$ does not depend on the input. And two
+# steps in a row are again one step: $x \leftarrow a x + b$ and then $x \leftarrow a' x + b'$ is
+# $x \leftarrow a'a\,x + (a'b + b')$. So it is a [**scan**](../docs/glossary.md#the-model): a tree of depth
 # $\log_2 T$, or chunks that are computed side by side. Decoding uses the first, training and prefill the others.
 #
 # They must be the same function. How different are their costs?
@@ -254,13 +268,13 @@ say(
 # %% [markdown]
 # ## What the input may change
 #
-# S4 decays alike whatever it reads. **Mamba** lets the token choose its step $\Delta$, and with it what stays: a large
-# $\Delta$ overwrites the state, $\Delta \to 0$ leaves it as it is. That is selection, and it ends the convolution: a
-# kernel that depends on the input is none.
+# S4 decays alike whatever it reads. **Mamba** ([Gu and Dao, 2023](https://arxiv.org/abs/2312.00752)) lets the token choose
+# its step $\Delta$, and with it what stays: a large $\Delta$ overwrites the state, $\Delta \to 0$ leaves it as it is.
+# That is *selection*. It also ends the convolution, whose kernel must be the same at every position.
 #
-# A sum of outer products has another trouble. Written twice under one key, it holds both values on top of one another.
-# The **delta rule** reads first what the state has under this key, and writes the difference only (DeltaNet; with a
-# gate that forgets, *gated* DeltaNet). Here are both, with the same key twice:
+# A sum of outer products has another problem: two values written under one key are added to each other. The **delta
+# rule** first reads what the state has under this key, and writes only the difference (DeltaNet; with a gate that
+# forgets, *gated* DeltaNet). Here are both, with the same key twice:
 
 # %%
 key = torch.nn.functional.normalize(torch.randn(8).double(), dim=0)
@@ -276,10 +290,12 @@ print("the delta rule reads         ", ((key @ written).round(decimals=6) + 0.0)
 # ## What a state cannot recall
 #
 # A state of constant size cannot hold everything. What does it lose? Take the trained models of this lab: the same
-# number of parameters, the same text in the same order, and only the mixer differs. Code repeats names. A token whose
-# bigram stood earlier in the same context could be looked up rather than guessed, if the model can look up
-# (*Zoology*, Arora et al., 2023). So we slice the loss: those tokens, and the rest. (The published slice is narrower: its
-# bigrams are also rare in training. So two shares of the gap are no proof of one another.)
+# number of parameters, the same text in the same order, and only the mixer differs; the model with attention is the
+# *twin* of the others. Code repeats names. A token that, with
+# the token before it (their *bigram*), stood earlier in the same context could be looked up rather than guessed, if the
+# model can look up ([*Zoology*](https://arxiv.org/abs/2312.04927), Arora et al., 2023). So we slice the loss: those tokens
+# (*hits*), and the rest. (The published slice is narrower: its bigrams are also rare in training. So neither share of the
+# gap proves the other.)
 
 # %% jupyter={"source_hidden": true}
 recall_guess = ask(
@@ -320,11 +336,11 @@ say(
 )
 
 # %% [markdown]
-# ⚠ *A claim to be careful with.* "S4 blurs, and Mamba solves associative recall." Both halves are too strong. The test behind
-# it, *multi-query associative recall*, is a toy: pairs of key and value, then keys again, and the value is asked for.
-# Whether a recurrent model learns it depends on the size of its state, on how its weights begin (arXiv 2410.11135), and on
-# the learning rate, which for some of them works in a narrow window only (arXiv 2508.19029). A sweep says more than a
-# verdict:
+# ⚠ *A claim to be careful with.* "S4 fails at associative recall, and Mamba solves it." Both halves are too strong. The
+# test behind it, *multi-query associative recall*, is a toy: pairs of key and value, then keys again, and the value is
+# asked for. Whether a recurrent model learns it depends on the size of its state, on how its weights begin ([arXiv
+# 2410.11135](https://arxiv.org/abs/2410.11135)), and on the learning rate, which for some of them works in a narrow window
+# only ([arXiv 2508.19029](https://arxiv.org/abs/2508.19029)). A sweep says more than a verdict:
 
 # %% jupyter={"source_hidden": true}
 associative_guess = ask(
@@ -370,13 +386,13 @@ say(
 # In an engine a state is a kind of cache, `kv="state"`, with the contract of all the others, and two things become
 # harder than with keys and values:
 #
-# - **Going back.** A rejected draft is cut from a KV cache by forgetting rows. A state cannot be un-mixed. So the states
-#   after the last few tokens are kept, each in a [*cell*](../docs/glossary.md#the-cache) that is written once and then only read. To cut is then a
-#   lookup; beyond the kept ones it is refused.
+# - **Going back.** A rejected draft is cut from a KV cache by forgetting rows. A token cannot be taken out of a state. So
+#   the states after the last few tokens are kept, each in a [*cell*](../docs/glossary.md#the-cache) that is written once and then only read. To
+#   cut is then a lookup; a cut to before the kept ones is refused.
 # - **Shared prefixes.** Blocks of a prefix can be found by their hash at any block edge. A state holds *all* of the
 #   prefix, so it must have been kept at that very edge: a checkpoint. A fork shares a cell and copies nothing.
 #
-# A hybrid has both, states for seven layers and blocks for the eighth:
+# A hybrid has both, states for its Mamba layers and blocks for its layers of attention:
 
 # %%
 name = "stdlib-3m-jamba4"
@@ -408,18 +424,21 @@ with torch.inference_mode():
 # %% [markdown]
 # # Sitting 2: Write more
 #
+# From sitting 1: a state or a cache is what a token reads besides the weights, and a smaller one makes a step shorter where
+# contexts are long. The weights are still read for every token of a sequence.
+#
 # ## Many tokens in one pass
 #
-# The other way out of "a token is a read" is to write several tokens for each read. Speculation did that with a
-# draft (labs 06 and 07) and kept the distribution. **Diffusion** gives it up: the model is trained to fill masks in, in any
-# order. A canvas of masks stands behind the prompt, a pass predicts all of them, some are written, and the next pass
-# sees those. Within a *block* positions see each other both ways; finished blocks are cached, as ever.
+# The other way out is to write several tokens for each read of the weights. Speculation did that with a draft (labs 06 and
+# 07) and kept the distribution. **Diffusion** gives it up: the model is trained to fill in masks, in any order. A *canvas*
+# of masks stands after the prompt, a pass predicts all of them, some are written, and the next pass sees those. Within a
+# *block* of the canvas positions see each other both ways; finished blocks are cached as usual.
 #
 # $$\mathcal{L} \;=\; \mathbb{E}_{t \sim U(0,1]} \left[ \frac1t \sum_{i\,:\,\text{masked}} -\log p\left(x_i \mid
 # \text{what is not masked}\right) \right] \;\ge\; -\log p(x)$$
 #
-# It is a bound from above on the nats of the text, not the nats themselves: a number of a diffusion model and one of an
-# autoregressive model are compared with that in mind.
+# This training loss is a bound from above on the nats of the text, not the nats themselves. So a loss of a diffusion
+# model that is somewhat higher than an autoregressive one need not mean a worse model.
 
 # %% jupyter={"source_hidden": true}
 order_guess = ask(
@@ -462,10 +481,11 @@ say(
 # %% [markdown]
 # ## Which token first
 #
-# Tokens that are written in the same pass are drawn each by itself: none sees the others. Where two depend on each other,
+# Tokens that are written in the same pass are drawn independently: none sees the others. Where two depend on each other,
 # that is an error no model can avoid, so a sampler should write together what is nearly independent. **Uniform**
 # takes positions by chance, as in training. **Confidence** takes those that the model is surest of. An **entropy bound**
-# takes as many as lose at most so many nats. What does each make of the same number of passes?
+# takes as many positions, of the smallest entropies, as keep the loss by independence under so many nats
+# ([Ben-Hamu et al., 2025](https://arxiv.org/abs/2505.24857)). How good is each at the same number of passes?
 
 # %% jupyter={"source_hidden": true}
 sampler_guess = ask(
@@ -506,21 +526,22 @@ say(
 
 # %% [markdown]
 # ⚠ *What this comparison hides.* The diffusion model began with its twin's weights and was then trained for another 1,800
-# steps, twice as many as the twin had. So what it has in common with the twin is the size, not the training: that it is
-# ahead at one token per pass says what more text does, not that any order comes free. And the two measures
-# disagree. In nats *uniform* is ahead of *confidence* at two tokens per pass; in what they write themselves confidence is.
-# Nats are of a given text, parsing is of the sampler's own.
+# steps, twice as many as the twin had. So it shares the twin's size and not its training: where it is ahead at one token
+# per pass, that is the additional text. And the two measures may disagree, because nats are of a given text and parsing
+# is of the sampler's own.
 #
 # ## What few passes are worth
 #
 # ⚠ *A claim to be careful with.* "Twenty steps write the whole text of 1,000 tokens, so it is fifty times as fast." A pass over
 # 1,000 rows is not a pass over one. At batch 1 a decode step reads the weights and computes almost nothing; a card that
-# computes 295 FLOPs in the time of reading a byte has room for some 295 rows until the arithmetic takes longer than the
-# read. With 1,000 rows it takes 3.4 times as long, so of $T$ only $R = 295$ are left:
+# computes 295 FLOPs in the time of reading a byte (an H100) has room for some $R = 295$ rows in 16 bits until the
+# arithmetic takes longer than the read. A pass over $T = 1{,}000$ rows then takes $T/R = 3.4$ times as long as a read of
+# the weights, and the factor is not $T$ over the passes but
 #
 # $$\text{speedup} = \frac{T}{\text{passes} \cdot \max(1,\, T/R)} = \frac{R}{\text{passes}} = \frac{295}{20} = 14.8$$
 #
-# And with many sequences in the batch the decode steps use that room themselves.
+# at $T / \text{passes} = 50$ times fewer passes and 20 times the FLOPs. With many sequences in the batch the decode steps
+# use that room themselves.
 
 # %% jupyter={"source_hidden": true}
 few_guess = ask(
@@ -556,11 +577,11 @@ say(
     f" {step.median / step.predicted:.1f} times as long as predicted."
 )
 
-# %% [markdown]
-# ## Noise on embeddings
+# %% [markdown] jp-MarkdownHeadingCollapsed=true
+# ## Deeper: noise on embeddings
 #
-# Before masks there was noise. Images have pixels that can be a little wrong; tokens do not. **Diffusion-LM** (Li et al.,
-# 2022) *embeds* the tokens, adds Gaussian noise, learns to *denoise*, and *rounds* to the nearest embedding at the end.
+# Before masks there was noise. A pixel can be a little wrong; a token cannot. **Diffusion-LM** ([Li et al.,
+# 2022](https://arxiv.org/abs/2205.14217)) *embeds* the tokens, adds Gaussian noise, learns to *denoise*, and *rounds* to the nearest embedding at the end.
 # A toy that trains in two seconds writes balanced brackets of eight letters: 14 of the 256 strings are such words.
 
 # %%
@@ -581,15 +602,81 @@ say(
 )
 
 # %% [markdown]
-# ## What to take along
+# # When to use it, and when not
 #
-# - A state has no slope, but it has a size: below the crossover it costs more than a cache.
-# - What it loses is recall, and a few layers of attention bring it back. That is why production models of
-#   this kind are hybrids.
-# - Many tokens in a pass are worth something while the batch is small. The batch is the other way to fill the same
-#   room, and it costs no quality.
-# - Both are served by the engine that the labs before have built: a state is a cache with another contract for going
-#   back, a canvas is a batch with another mask.
+# | idea | use it when | not when | what it costs |
+# |---|---|---|---|
+# | a state instead of a cache | contexts far beyond the crossover, many of them at a time | short contexts; names and numbers must be repeated exactly | recall; a state is written in every step |
+# | a hybrid | long contexts with recall | the engine has only one kind of cache | two kinds: blocks, and states with checkpoints |
+# | convolution, scan, recurrence | fixed decay in training; prefill; decoding | the other's place: each is slow there | a kernel for each form |
+# | the delta rule | keys come again with new values | a sum is enough | one more read of the state per token |
+# | kept states (going back, prefixes) | drafts, common beginnings | memory is short: each is a whole state | as much as a state per kept place |
+# | many tokens in one pass | one or a few sequences | a batch that already fills the arithmetic | FLOPs, and the exact distribution |
+# | confidence or an entropy bound | the text must hold together | a given text is scored: compare nats with care | easy places first; the hard ones remain |
+#
+# # What production systems do
+#
+# | here | in production |
+# |---|---|
+# | hybrids | [Jamba](https://arxiv.org/abs/2403.19887), [Nemotron-H](https://arxiv.org/abs/2504.03624), Qwen3-Next: a few layers of attention among many with a state |
+# | a state beside blocks | vLLM's [hybrid KV cache manager](https://docs.vllm.ai/en/latest/design/hybrid_kv_cache_manager/): one pool, in which the blocks of attention are enlarged until one is as large as a Mamba state. With [blocks of 528 tokens](https://github.com/vllm-project/vllm/issues/40696) no prefix that is shorter is found |
+# | checkpoints of states | [TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/features/kvcache.html) keeps Mamba snapshots every so many tokens, or at given places of the prompt |
+# | chunked scans, delta rules | kernels of [Mamba](https://github.com/state-spaces/mamba) and [flash-linear-attention](https://github.com/fla-org/flash-linear-attention) |
+# | a canvas in blocks, a confidence threshold | [SGLang](https://docs.sglang.io/docs/supported-models/diffusion_language_models) serves LLaDA 2 in blocks of 32; [llama.cpp](https://github.com/ggml-org/llama.cpp/blob/master/examples/diffusion/README.md) has an example |
+# | tokens per pass as a product | [Mercury](https://arxiv.org/abs/2506.17298): its authors report 1,109 tokens per second on an H100 |
+#
+# # Five things to take along
+#
+# 1. A state has no slope, but it has a size, and it is written back in every step. Before the crossover a cache is
+#    cheaper.
+# 2. What a state loses is recall, and a few layers of attention bring it back. How much it loses depends on the
+#    state's size and on the learning rate, so one run proves little.
+# 3. One layer has several forms of equal result: a recurrence for decoding, a convolution or a scan for many tokens.
+#    More arithmetic in fewer steps is faster.
+# 4. A state cannot be cut. Drafts and shared prefixes need states that were kept at the right place, which an engine
+#    plans.
+# 5. Many tokens in one pass use arithmetic that a small batch leaves idle. A large batch uses the same arithmetic, at
+#    no loss of quality; so a factor without its batch says nothing.
+#
+# # The next question
+#
+# Caches, bits, drafts, schedules, blocks, kernels, servers, smaller and wider and other models: each of these is a
+# switch, and each was measured alone. What comes of them together, on a trace that you have not seen and under a
+# budget, and can you say so before it runs? That is [lab 15](15_capstone.ipynb).
+#
+# # Your guesses
+#
+# All questions of this lecture, your guesses beside what was predicted and measured.
 
 # %%
 summary()
+
+# %% [markdown]
+# # Exercises
+#
+# In [exercises/14_beyond_transformers.ipynb](../exercises/14_beyond_transformers.ipynb) you write the real parts:
+#
+# 1. **Steps of a continuous system**: zero-order hold, and the bilinear rule.
+# 2. **The same layer as a convolution**: the kernel, and its result.
+# 3. **A scan that goes on**: Mamba's recurrence, from a state and in pieces.
+# 4. **A state that goes back**: kept states, a lookup, a refusal.
+# 5. **One pass over a canvas**: which masked places get their token.
+# 6. **What few passes cost, and what they are worth**: rows, FLOPs, and the factor.
+#
+# `workbench check` shows which answers are right so far.
+#
+# # Further reading
+#
+# - A. Katharopoulos and others, *Transformers are RNNs*, 2020, [arXiv 2006.16236](https://arxiv.org/abs/2006.16236):
+#   linear attention.
+# - A. Gu, K. Goel, C. Ré, *Efficiently Modeling Long Sequences with Structured State Spaces*, 2021, [arXiv
+#   2111.00396](https://arxiv.org/abs/2111.00396), and A. Gu, T. Dao, *Mamba*, 2023, [arXiv
+#   2312.00752](https://arxiv.org/abs/2312.00752).
+# - S. Arora and others, *Zoology: Measuring and Improving Recall in Efficient Language Models*, 2023, [arXiv
+#   2312.04927](https://arxiv.org/abs/2312.04927): where the gap lies.
+# - R. Waleffe and others, *An Empirical Study of Mamba-based Language Models*, 2024, [arXiv
+#   2406.07887](https://arxiv.org/abs/2406.07887): 8 B parameters, pure and hybrid.
+# - S. Nie and others, *Large Language Diffusion Models*, 2025, [arXiv 2502.09992](https://arxiv.org/abs/2502.09992):
+#   LLaDA.
+# - M. Arriola and others, *Block Diffusion*, 2025, [arXiv 2503.09573](https://arxiv.org/abs/2503.09573): blocks, and a
+#   cache between them.

@@ -5,8 +5,9 @@
 # do you turn, and how well can you say beforehand what comes of it?
 #
 # The task is yours; this lecture shows how it is judged, so that you can believe the marks. A judge that can be fooled
-# measures who fools it best: in public contests of kernels and engines the top entry was, for a while, one that did
-# nothing at all and reported a time of 0.
+# measures who fools it best: on a public board of kernels the first place was held by an entry with a time of 0.000 that
+# [somebody had made up](https://github.com/gpu-mode/reference-kernels/issues/162) to show that it could be done. One
+# sitting.
 
 # %% jupyter={"source_hidden": true}
 from dataclasses import replace
@@ -25,8 +26,9 @@ from workbench.lectures import ask, say, summary, table
 # %% [markdown]
 # ## Predict
 #
-# A decode step of 16 sequences and one of a single sequence, each text of 200 tokens, on the machine that this lab
-# counts with: 16 GB/s, 200 GFLOP/s, a millisecond of overhead per pass. Guess; the lab comes back to it.
+# A decode step of 16 sequences and one of a single sequence, each with 200 tokens in its cache, on the machine that this
+# lab counts with: 16 GB/s, 200 GFLOP/s, and a millisecond of overhead per pass (a *pass* is one run of the model over the
+# rows of a step). Guess; the lab comes back to it.
 
 # %% jupyter={"source_hidden": true}
 sixteen_guess = ask(
@@ -46,9 +48,9 @@ sixteen_guess
 #   weights/           in the track "open" alone: a checkpoint in safetensors
 # ```
 #
-# The engine is the course's, and it is set up by *data*. What is your own **advises** it: an order of requests, rows
-# of a step, drafted tokens. Advice can be bad and makes the engine slow; it cannot make a token wrong. A plan is
-# checked at every step, and a drafted token is verified like any other.
+# The engine is the course's, and switches set it up. Code of your own, `own.py`, only **advises** it: an order of
+# requests, the rows of a step, drafted tokens. Bad advice makes the engine slow; it cannot make a token wrong. A plan is
+# checked at every step, and a drafted token is verified as in lab 06.
 
 # %%
 say(f"{len(SWITCHES)} switches: {', '.join(f'`{name}`' for name in SWITCHES)}.")
@@ -71,7 +73,8 @@ table(["track", "question", "pool", "what is counted (weight)", "tokens"], rows,
 #
 # $$t = \text{passes} \cdot o + \frac{\text{bytes read}}{B} + \frac{\text{FLOPs}}{F}$$
 #
-# over the model's passes and the draft's. It is lab 02's roofline with a sum in place of the maximum.
+# over the model's passes and the draft's; $o$ is the overhead of a pass, $B$ bytes per second, $F$ FLOPs per second. It
+# is lab 02's roofline with a sum in place of the maximum.
 
 # %%
 sixteen_guess.answer()
@@ -87,11 +90,11 @@ print(" + ".join(f"{1e3 * part:.2f}" for part in parts), f"= {1e3 * COURSE_RATES
 sixteen_guess.compare(COURSE_RATES(sixteen) / COURSE_RATES(one), how="counted")
 
 # %% [markdown]
-# Most of the step is weights, which it reads once for all 16. A row more costs a tenth of a millisecond. That is the
-# whole economy of the tracks: **share a pass between more tokens**, and **read fewer bytes in it**.
+# Most of the step is weights, which it reads once for all 16; a further row costs little. So two things pay in every
+# track: **share a pass between more tokens**, and **read fewer bytes in it**.
 #
-# The clock leaves things out: attention's FLOPs, the scheduler, and the time of `own.py`. The judge also measures by
-# a real clock, and that is where those show.
+# The clock leaves out attention's FLOPs, the scheduler, and the time of `own.py`. The judge also measures by a real
+# clock, and that one sees them.
 #
 # ## The panel: what does a switch bring?
 #
@@ -133,8 +136,8 @@ say(
 
 # %% [markdown]
 # Switches are not independent. A pool that is too small for 48 sequences makes "more sequences" worth nothing, until
-# something else makes room. And a draft that is right twice in a step shortens the *longest* text, which is the one
-# that is still running when all others are done.
+# something else makes room. And drafts shorten the *longest* text, which still runs when all others are done and has
+# each pass for itself.
 #
 # The other tracks, with half of the requests:
 
@@ -182,10 +185,10 @@ for name, (one, other) in {"honest": honest, "one count driven to nothing": holl
 #
 # ## Pairs
 #
-# Who wins is decided by the clock, since that is what a user feels. The judge serves a fresh trace by your engine and
+# Points are given for counts; the place on the board is decided by the clock, since that is what a user feels. The judge serves a fresh trace by your engine and
 # by the baseline's, in turns, at least five times, and keeps the ratio of each pair: what slows the machine down
-# slows both. The interval is the sign test's, which assumes nothing of how times are distributed: the median of five
-# pairs lies between the smallest and the largest ratio with a probability of $1 - 2 \cdot 2^{-5}$.
+# slows both. The interval is the sign test's, which assumes nothing of how times are distributed: the true median lies
+# outside of five ratios only if all five fall on one side of it, with probability $2 \cdot 2^{-5}$.
 
 # %%
 ours, theirs = [412, 395, 431, 388, 405], [236, 231, 240, 198, 229]
@@ -198,9 +201,9 @@ assert ratios.confidence == 1 - 2 / 2**5
 #
 # ## What no engine can do
 #
-# A result that is too good is a result that is wrong. Every row of a trace has to be computed once, or its prefix has
-# to be in the cache because another text had it; the last token of a text is never sent. So rows have a floor, which
-# is the number of *different beginnings*:
+# A result that is too good is wrong. Every row of a trace has to be computed once, unless another text with the same
+# beginning left it in the cache; the last token of a text is never sent. So the rows have a floor, the number of
+# *different beginnings*:
 
 # %%
 from workbench.capstone.served import Run
@@ -227,10 +230,10 @@ print(least_rows(trace, Run(texts, {}, 1.0)), "rows at least: 1, 2, 3 and 7, onc
 # | api | twelve claims of an OpenAI client on your very engine, eleven where your own drafts learn from other texts | what no client asked |
 # | conduct | `own.py` computes with its arguments alone | what goes on inside its arithmetic |
 #
+# (*Teacher-forced*: the reference reads the submitted text and says at each place which token it would have chosen.)
 # Prompts are drawn after the submission was read, from files that no shipped model was trained on. An exact track
-# allows a tie, since two orders of one sum differ in the last bits. The others bound the mean **regret**, the
-# log-probability that a token gives away against the reference's best. Int8 keys and values lose less than a
-# ten-thousandth of a nat; int4 ones give away eight thousandths and do not pass.
+# allows a tie, since two orders of one sum differ in the last bits. The others bound the mean **regret**, by how much the
+# log-probability of the chosen token is below that of the reference's best: int8 keys and values pass, int4 ones do not.
 #
 # ## A scheduler by advice
 #
@@ -247,14 +250,16 @@ print(own.call("order", [{"id": "r0", "remaining": 40}, {"id": "r1", "remaining"
 own.close()
 
 # %% [markdown]
-# Each call is a line to another process and one back, some tens of microseconds.
+# Each call is a line to another process and one back.
+
+# %% [markdown] jp-MarkdownHeadingCollapsed=true
+# ## Deeper: how one would cheat
 #
-# ## How one would cheat
-#
-# The list comes from contests that were: answers cached by pointer, inputs recognized and replayed, lazy outputs, a
-# patched clock, work moved before the clock starts, fewer bits than declared, the reference's memory read. Most need
-# code beside the clock. Here there is none: your code runs in a process that has no clock, no files, no network, and
-# no answer to copy.
+# All of these were seen in public contests ([one list](https://github.com/gpu-mode/reference-kernels/issues/162), [another
+# way](https://github.com/gpu-mode/reference-kernels/pull/104)): answers cached by pointer, timed inputs recognized and
+# replayed, outputs computed after the clock stops, a patched clock, the work of many timed calls done in one, fewer bits
+# than declared. Most need code beside the clock. Here there is none: your code runs in a process that has no clock, no
+# files, no network, and no answer to copy.
 
 # %%
 for source in (
@@ -267,9 +272,10 @@ for source in (
 
 # %% [markdown]
 # That is the first of three fences. The second is the process itself, which ends at the first system event that is no
-# computing. The third is the kernel's: namespaces, Landlock, seccomp, limits. They are not independent proofs, and a
-# fence is not a wall; but behind them there is nothing worth reaching: no expected answer is on that side.
-#
+# computing. The third is the operating system's: namespaces, Landlock, seccomp, limits. None is proof against everything,
+# but behind them there is nothing worth reaching: no expected answer is on that side.
+
+# %% [markdown]
 # ## Prediction
 #
 # One more number is handed in *before* judging: the tokens per second that your engine will serve here. It is scored by
@@ -280,9 +286,8 @@ for predicted in (400, 440, 500, 800):
     print(f"predicted {predicted}, measured 400: {prediction_score(predicted, 400):.2f} of 1")
 
 # %% [markdown]
-# `workbench capstone predict` does for you what this course did all along: it fits the rates above to this machine
-# (seconds of a pass, a row, a byte, from two practice traces), then counts a third trace by them. You can do
-# better by knowing what they leave out.
+# `workbench capstone predict` makes one: it fits the rates of the judge's clock to this machine (seconds per pass, row and
+# byte, from two practice traces), then counts a third trace by them. You can do better if you know what they leave out.
 #
 # ## A whole submission, tried
 #
@@ -294,8 +299,7 @@ mine = replace(baseline(cost), draft="prompt_lookup", draft_length=6)
 print(practice(mine, small, seed="practice/0").in_words())
 
 # %% [markdown]
-# Ten requests leave most of the 32 places empty, so that drafts bring more here than in the judge's trace of
-# forty-eight.
+# Ten requests leave most of the 32 places empty, so that drafts bring more here than in the judge's trace of 48.
 #
 # ## Reference solutions, and the board
 #
@@ -310,21 +314,78 @@ board = read_board(REFERENCE_BOARD)
 table(list(HEADINGS), cells(board), "the reference solutions, judged")
 
 # %% [markdown]
-# Points and ratios disagree, and both are right. The open track's solution reads ten times fewer bytes, and it is
-# slower than the baseline on these two cores: counts say what would pay on a machine that waits for bytes, the clock
-# what pays on this one. Which limit it meets here is a question for lab 02. In the latency track a few milliseconds
+# Points and ratios may disagree, and both are right. Compare the row of the open track: its solution reads far fewer bytes
+# than the baseline, and is not faster on these two cores. Counts say what would pay on a machine that waits for bytes, the
+# clock what pays on this one; which limit it meets here is a question for lab 02. In the latency track a few milliseconds
 # decide about whole requests, so its ratios spread widely, and a prediction that is right for a throughput can be far
 # off there.
 #
-# An edited record is named and left out. Who judges can sign, so a board is as honest as the folder is safe.
+# An edited record is named and left out. Whoever judges can sign, so a board is as honest as its folder is safe.
+
+# %% [markdown]
+# # When to use it, and when not
 #
-# ## What to take along
+# | idea | use it when | not when | what it costs |
+# |---|---|---|---|
+# | counts instead of a clock | a mark must be the same tomorrow and elsewhere | what the count leaves out decides | a reference that computes every token |
+# | pairs in turns | two systems on one noisy machine | results of different machines | each system runs as often as the other |
+# | capped levels, added | several counts, each of which may be gamed | one number is all that matters | nothing is gained above the cap |
+# | a floor, and a reference for every token | results that are too good must be seen | no floor is known | a second computation of everything |
+# | advice instead of code | strangers' code on your machine | the idea needs a new kernel | a message per call |
+# | a prediction that is scored | understanding is to be graded, not luck | the machine that measures is unknown | nothing |
 #
-# - Grade what can be counted; rank by what is felt; never mix machines.
-# - Bound results from both sides: a floor that no engine can go below, and a reference that each token is held against.
-# - Let untrusted code advise, and verify the advice. It is the trick of speculative decoding, applied to the grader.
-# - Levels are added and capped. A mean that multiplies is an invitation.
-# - Predict first. Being right about why is worth more than being fast.
+# # What production systems do
+#
+# | here | in production |
+# |---|---|
+# | gates before a score, prompts drawn late | [MLPerf Inference](https://github.com/mlcommons/inference_policies/blob/master/inference_rules.adoc): accuracy against a reference, seeds announced late, no caching of queries or responses, no detection of the benchmark; and audits |
+# | a floor against results that are too good | GPU MODE's boards of kernels: the [ways in which times were made up](https://github.com/gpu-mode/reference-kernels/issues/162), and a roofline floor as one answer |
+# | switches, tried one by one and together | vLLM's [auto_tune](https://github.com/vllm-project/vllm/blob/main/benchmarks/auto_tune/README.md): the best `max_num_seqs` and `max_num_batched_tokens` for a workload and a limit of latency |
+# | counting a trace without running it | [Vidur](https://arxiv.org/abs/2405.05465) simulates deployments (lab 11) |
+# | goodput as the goal | [DistServe](https://arxiv.org/abs/2401.09670), and benchmarks with limits for TTFT and TPOT |
+#
+# # Five things to take along
+#
+# 1. Grade what can be counted, rank by what is felt, and never mix machines.
+# 2. Bound a result from both sides: a floor that no engine can go below, and a reference that each token is held
+#    against.
+# 3. Let untrusted code advise, and verify the advice. It is the trick of speculative decoding, applied to a grader.
+# 4. Switches are not independent. Two that save the same thing save it once; one that makes room makes another worth
+#    something. So a product of single factors is a prediction, and worth checking.
+# 5. Add levels and cap them: whoever can drive one factor of a product to nothing wins by it. And predict first: being
+#    right about why is worth more than being fast.
+#
+# # The next question
+#
+# Which idea of this course would you try on a model and a machine of your own, and what does your arithmetic promise
+# before you build it? Three ways on: serve a public model with vLLM or SGLang and hold its switches against your
+# predictions; read one engine from request to token, such as [nano-vLLM](https://github.com/GeeeekExplorer/nano-vllm),
+# with lab 08 and 09 in mind; or take a paper from [the reading list, checked](90_reading_list_checked.ipynb) and
+# recompute its largest number.
+#
+# # Your guesses
+#
+# All questions of this lecture, your guesses beside what was predicted and measured.
 
 # %%
 summary()
+
+# %% [markdown]
+# # Exercises
+#
+# In [exercises/15_capstone.ipynb](../exercises/15_capstone.ipynb) you write parts of the judge, and a scheduler for it:
+#
+# 1. **What a step takes**: the clock.
+# 2. **Levels and points**: from a ratio to a mark.
+# 3. **Pairs of runs**: a median and its interval.
+# 4. **Rows that nobody saves**: the floor.
+# 5. **A scheduler by advice**: a plan within budget and blocks.
+#
+# `workbench check` shows which answers are right so far.
+#
+# # Further reading
+#
+# - V. J. Reddi and others, *MLPerf Inference Benchmark*, 2019, [arXiv 1911.02549](https://arxiv.org/abs/1911.02549):
+#   how a benchmark with many submitters is kept comparable.
+# - A. Ouyang and others, *KernelBench: Can LLMs Write Efficient GPU Kernels?*, 2025, [arXiv
+#   2502.10517](https://arxiv.org/abs/2502.10517): correct and fast, checked together.

@@ -111,6 +111,30 @@ def test_stop_works_while_a_cell_is_running(lab_page):
     assert lab_page.waiting_cells() == 1, "the cell itself is still running"
 
 
+def test_the_opened_decoder_follows_text_layer_and_head(lab_page):
+    """The panel of lab 00 on its own: tokens and weights beside the picture, a text that is too long, Run."""
+    lab_page.open(put_notebook(lab_page, "opened.ipynb", "import workbench as wb\npanel = wb.panels.decoder()\npanel"))
+    lab_page.run_all(timeout_s=120)
+    panel = lab_page.panel("where does its attention look?")
+    panel.wait_for_picture_of("layer 0, head 0")
+    head, *rows = panel.table()
+    assert head == ["weight", "shape [out, in]", "parameters", "bytes", "of the model"]
+    assert ["attention.k.weight", "[128, 384]", "49,152", "197 kB", "0.45%"] in rows
+    panel.set("layer", "3")
+    panel.set("head", "4")
+    panel.wait_for_picture_of("layer 3, head 4")
+    panel.run()
+    panel.wait_for_picture_of("given to the previous token: the most 88% in layer 3, head 4")
+    panel.screenshot("opened-decoder")
+    assert panel.small_or_cut(16) == []
+    text = panel.output.locator("textarea")
+    text.fill("import os\n" * 30)
+    panel.wait_status(r"^error: the text has 90 tokens, and 3 to 48 are shown", timeout_s=30)
+    text.fill("import os\nimport")
+    panel.wait_for_picture_of("A lower triangle of 4 by 4 cells")
+    panel.wait_status("^ready", timeout_s=30)
+
+
 def test_a_failing_cell_does_not_go_unseen(lab_page):
     """The check that the tests above rely on."""
     lab_page.open(put_notebook(lab_page, "failing.ipynb", "1 / 0", "print('never reached')"))

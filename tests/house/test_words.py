@@ -42,7 +42,9 @@ WORDS = {
     "settle": Word(name("settled?s?"), "postprocess", 6),
     "gives way": Word(r"\bg[ai]v(?:es?|ing) way\b", "is preempted", 0),
     "features": Word(
-        r"(?<!in_)(?<!out_)(?<!in and out )(?<!cpu_)(?<![A-Za-z])_?features?(?![a-z])", "hidden states", 22
+        r"(?<!in_)(?<!out_)(?<!in and out )(?<!cpu_)(?<!advanced_)(?<![A-Za-z/])_?features?(?![a-z])",
+        "hidden states",
+        20,
     ),
     "law": Word(
         r"(?<!ittle's )(?<!ittles_)(?<![A-Za-z])(?:[Ll]aws?|LAWS?)(?![a-z])|(?<!ittles)(?<=[a-z])Laws?(?![a-z])",
@@ -129,6 +131,7 @@ def test_a_word_is_seen(word, line):
     [
         ("law", "Little's law, LittlesLaw, littles_law, lawn"),
         ("features", "in_features, out_features"),
+        ("features", "https://docs.vllm.ai/en/latest/features/ and https://docs.sglang.io/advanced_features/"),
         ("told", "mtold"),
     ],
 )

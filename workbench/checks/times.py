@@ -165,8 +165,8 @@ def parts_in(notebook: Any) -> list[tuple[int, bool]]:
     parts, sitting, deeper = [], 0, 0  # deeper: the level of the heading that began it
     for cell in notebook.cells:
         line = cell.source.partition("\n")[0].strip() if cell.cell_type == "markdown" else ""
-        if found := SITTING.fullmatch(line):
-            sitting = int(found[1]) - 1
+        if named := SITTING.fullmatch(line):
+            sitting = int(named[1]) - 1
         if (heading := HEADING.fullmatch(line)) and len(heading[1]) <= (deeper or 9):
             deeper = len(heading[1]) if DEEPER.fullmatch(line) else 0
         parts.append((sitting, bool(deeper)))
@@ -176,7 +176,7 @@ def parts_in(notebook: Any) -> list[tuple[int, bool]]:
 def sittings_in(notebook: Any, title: str) -> list[Sitting]:
     """The sittings of a lecture; the whole where its headings name none."""
     lines = [cell.source.partition("\n")[0].strip() for cell in notebook.cells if cell.cell_type == "markdown"]
-    titles = [found[2] for line in lines if (found := SITTING.fullmatch(line))] or [title]
+    titles = [named[2] for line in lines if (named := SITTING.fullmatch(line))] or [title]
     parts = parts_in(notebook)
     made = []
     for number, name in enumerate(titles):

@@ -18,7 +18,6 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 
@@ -109,8 +108,7 @@ class Progress:
 def uptrain(
     model: Decoder,
     *,
-    steps: int | None = None,
-    seconds: float | None = None,
+    steps: int,
     sequences_per_step: int = 4,
     sequence_length: int = 256,
     peak_learning_rate: float = 2e-3,
@@ -119,21 +117,16 @@ def uptrain(
 ) -> Iterator[Progress]:
     """Train `model` on, in place, on the training modules; yields after every step.
 
-    steps or seconds: exactly one of them says how long (at least one step). The rate rises over a few steps, holds,
-    and falls to 0 by the end, so the length must be known from the start. With `steps`, given seed, device and
-    versions, it ends the same; with `seconds` it depends on the machine.
+    steps: how many; the rate rises over a few of them, holds, and falls to 0 by the end. Given seed, device and
+    versions it ends the same.
     The optimizers and the loss are those of `recipes.train`; the held-out modules are never read.
     Between two steps the model may be used, and the iterator closed or dropped; whenever it ends, `check_stop`
     having raised included, the model is whole, in eval mode, and asks for no gradient.
     Raises WorkbenchError at once for numbers that make no training, weights that are not float32, and a model
     without the shipped tokenizer's vocabulary.
     """
-    if (steps is None) == (seconds is None):
-        raise WorkbenchError(f"say how long by steps or by seconds, one of the two; got {steps} and {seconds}")
-    if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
         raise WorkbenchError(f"steps must be a whole number of at least 1, got {steps!r}")
-    if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
-        raise WorkbenchError(f"seconds must be a positive number, got {seconds!r}")
     if not isinstance(model, Decoder) or model.dtype != torch.float32:
         came = str(model.dtype).removeprefix("torch.") if isinstance(model, Decoder) else type(model).__name__
         raise WorkbenchError(f"uptraining takes a Decoder with float32 weights, got {came}; load it in float32")
@@ -148,34 +141,31 @@ def uptrain(
         f"{model.name}-uptrained",
         "converted",
         model.config,
-        steps=steps or 1,
+        steps=steps,
         sequences_per_step=sequences_per_step,
         sequence_length=sequence_length,
         peak_learning_rate=peak_learning_rate,
         seed=seed,
     )
-    return _uptrain(model, recipe, steps, seconds, check_stop or (lambda: None))
+    return _uptrain(model, recipe, check_stop or (lambda: None))
 
 
-def _uptrain(
-    model: Decoder, recipe: Recipe, steps: int | None, seconds: float | None, check_stop: Callable[[], None]
-) -> Iterator[Progress]:
+def _uptrain(model: Decoder, recipe: Recipe, check_stop: Callable[[], None]) -> Iterator[Progress]:
     check_stop()
     sampler, kv = EpochSampler(recipe, model.tokenizer), TrainingAttention(recipe.config)
     optimizers = make_optimizers(model, recipe)
-    step, spent, share = 0, 0.0, 0.0
+    spent = 0.0
     try:
-        while share < 1:
+        for step in range(recipe.steps):
             check_stop()
             started = time.perf_counter()
             model.train().requires_grad_(True)
-            rate = learning_rate(recipe.peak_learning_rate, step, share)
+            rate = learning_rate(recipe.peak_learning_rate, step, step / recipe.steps)
             loss = _one_step(model, optimizers, sampler.rows(step).to(model.device), kv, rate)
             model.eval().requires_grad_(False)
-            step, spent = step + 1, spent + time.perf_counter() - started
-            share = step / steps if steps is not None else spent / cast(float, seconds)
-            tokens = step * recipe.sequences_per_step * recipe.sequence_length
-            yield Progress(step, tokens, spent, loss, rate)
+            spent += time.perf_counter() - started
+            tokens = (step + 1) * recipe.sequences_per_step * recipe.sequence_length
+            yield Progress(step + 1, tokens, spent, loss, rate)
     finally:
         model.zero_grad(set_to_none=True)
         model.eval().requires_grad_(False)

@@ -9,11 +9,17 @@ from panel_claims import PanelClaims
 from workbench.experiments import list_experiments
 
 SMALL = {
+    "naive.decoder": {"text": "import os\n"},
     "naive.step_time": {"max_length": 32, "points": 2, "repeats": 1},
     "naive.request": {"max_new_tokens": 4},
     "naive.strategies": {"new_tokens": 3, "continuations": 1},
 }
-MOVED = {"step_time": {"max_length": 64}, "request": {"max_new_tokens": 8}, "strategies": {"shown_tokens": 5}}
+MOVED = {
+    "decoder": {"head": 2},
+    "step_time": {"max_length": 64},
+    "request": {"max_new_tokens": 8},
+    "strategies": {"shown_tokens": 5},
+}
 
 
 @pytest.fixture(scope="module")

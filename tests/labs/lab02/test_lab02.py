@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import statistics
 import time
@@ -32,6 +33,7 @@ from workbench.labs.lab02_where_time_goes import (
     waterfall,
 )
 from workbench.labs.lab02_where_time_goes import roofline as roofline_module
+from workbench.labs.lab02_where_time_goes.calls import record_calls
 from workbench.labs.lab02_where_time_goes.panels import launch as launch_panel
 from workbench.models.fast import FastDecoder
 from workbench.models.linear import Plain
@@ -236,21 +238,40 @@ def test_attention_that_is_wrong_is_never_reported(tiny_model, bench, monkeypatc
         run_experiment("time.roofline", small("time.roofline", tiny_model, phase=phase), bench)
 
 
-def my_linear(rows, d_in, d_out, bytes_per_element):
-    flops, moved = 2 * rows * d_in * d_out, bytes_per_element * (rows * d_in + d_in * d_out + rows * d_out)
-    return flops, moved, flops / moved
+def my_layers(calls):
+    (call,) = calls
+    values = sum(math.prod(shape) for shape in [*call["read"], call["written"]])
+    q, keys = call["read"][0], call["read"][1][-2]
+    flops = 2 * math.prod(call["written"]) * q[-1]
+    if call["op"] == "attention":
+        flops = 4 * q[0] * q[1] * q[3] * sum(keys - q[2] + 1 + i for i in range(q[2]))
+    return flops, call["bytes_per_element"] * values, flops / (call["bytes_per_element"] * values)
 
 
 def test_a_learners_intensities_stand_beside_ours(tiny_model, bench):
     asked = small("time.roofline", tiny_model, batch=4, phase="prefill")
-    found = run_experiment("time.roofline", asked, bench, {"layers": {"linear": my_linear}})
-    for m in found:
-        if m.settings["operation"] == "attention":
-            assert "intensity_yours" not in m.counts
+    for m in run_experiment("time.roofline", asked, bench, {"layers": my_layers}):
+        yours, ours = m.counts["intensity_yours"], m.counts["intensity"]
+        if m.settings["operation"] == "attention":  # ours also writes the new keys and values to the cache
+            assert ours < yours < 2 * ours
         else:
-            assert m.counts["intensity_yours"] == pytest.approx(m.counts["intensity"], rel=1e-12)
+            assert yours == pytest.approx(ours, rel=1e-12)
     with pytest.raises(WorkbenchError, match=r"must return \(FLOPs, bytes, FLOPs per byte\), got 3"):
-        run_experiment("time.roofline", asked, bench, {"layers": {"linear": lambda **k: 3}})
+        run_experiment("time.roofline", asked, bench, {"layers": lambda calls: 3})
+
+
+def test_calls_are_those_that_torch_makes_and_views_are_none():
+    x, w = torch.randn(2, 3, 8), torch.randn(8, 6)
+    calls = record_calls(lambda x, w: torch.softmax((x @ w).transpose(1, 2), -1), x, w)
+    assert calls == [
+        {"op": "product", "read": [[6, 8], [8, 6]], "written": [6, 6], "bytes_per_element": 4},
+        {"op": "softmax", "read": [[2, 6, 3]], "written": [2, 6, 3], "bytes_per_element": 4},
+    ]
+    q, kv = torch.randn(1, 4, 5, 8), torch.randn(1, 4, 9, 8)
+    assert record_calls(torch.nn.functional.scaled_dot_product_attention, q, kv, kv) == [
+        {"op": "attention", "read": [[1, 4, 5, 8], [1, 4, 9, 8], [1, 4, 9, 8]], "written": [1, 4, 5, 8]}
+        | {"bytes_per_element": 4}
+    ]
 
 
 # -- time.phases -------------------------------------------------------------------------------------------------
@@ -371,8 +392,11 @@ def test_the_knee_of_the_products_is_the_first_batch_that_computes():
     assert knee.memory == int((80e9 - 2 * shape.num_parameters()) // (2 * shape.kv_values_per_token() * 257))
 
 
-def batch_limits(config, *, context, bytes_per_element, memory_bytes, ceilings, dtype):
-    return plain_knee(config, context, ceilings, bytes_per_element), 7
+def batch_limits(measure, max_batch):
+    assert measure(1)[0] > 0 and len(measure(2)) > 1
+    with pytest.raises(MemoryError):
+        measure(10**9)
+    return 4, 7
 
 
 def test_a_learners_knee_and_tpot_stand_beside_ours(tiny_model, bench):
@@ -383,10 +407,10 @@ def test_a_learners_knee_and_tpot_stand_beside_ours(tiny_model, bench):
     parts = {"knee": batch_limits, "tpot": predict_tpot}
     found = run_experiment("time.batch_sweep", small("time.batch_sweep", tiny_model), bench, parts)
     assert [m.counts["predicted_yours"] for m in found] == [0.001, 0.002, 0.004]
-    assert all(m.counts["largest_batch_yours"] == 7 for m in found)
+    assert all((m.counts["knee_yours"], m.counts["largest_batch_yours"]) == (4, 7) for m in found)
     for wrong, said in (
-        ({"knee": lambda *a, **k: 12}, r"must return \(knee or None, largest batch\), got 12"),
-        ({"knee": lambda *a, **k: (0, 3)}, "at least 1, or None; got 0"),
+        ({"knee": lambda *a: 12}, r"must return \(knee or None, largest batch\), got 12"),
+        ({"knee": lambda *a: (0, 3)}, "at least 1, or None; got 0"),
         ({"tpot": lambda *a, **k: ("bandwidth", float("nan"))}, r"must return \(limit, seconds\)"),
     ):
         with pytest.raises(WorkbenchError, match=said):
@@ -586,6 +610,56 @@ def test_a_learners_function_is_counted_beside_ours_and_must_give_the_same(tiny_
         run_experiment("time.compile_step", asked, bench, {"one_graph": lambda logits, limit: logits})
 
 
+GENERATED = """\
+#include <torch/csrc/inductor/cpp_prefix.h>
+extern "C"  void  kernel(const float* in_ptr0,
+                       float* out_ptr0)
+{
+    std::atomic<int> inductor_cpu_integer_div_error{0};
+    {
+        #pragma GCC ivdep
+        for(int64_t x0=static_cast<int64_t>(0L); x0<static_cast<int64_t>(64L); x0+=static_cast<int64_t>(8L))
+        {
+            {
+                if(C10_LIKELY(x0 >= static_cast<int64_t>(0) && x0 < static_cast<int64_t>(64L)))
+                {
+                    auto tmp0 = at::vec::Vectorized<float>::loadu(in_ptr0 + static_cast<int64_t>(x0), 8);
+                    auto tmp1 = static_cast<float>(1.0);
+                    auto tmp2 = tmp0 + at::vec::Vectorized<float>(tmp1);
+                    tmp2.store(out_ptr0 + static_cast<int64_t>(x0));
+                }
+            }
+        }
+    }
+}
+"""
+
+
+def test_a_generated_kernel_is_shortened_to_its_loop():
+    assert compile_step.shortened(GENERATED).splitlines() == [
+        'extern "C"  void  kernel(const float* in_ptr0, float* out_ptr0) {',
+        "    for (int x0 = 0; x0<64; x0+=8) {",
+        "        auto tmp0 = Vec::loadu(in_ptr0 + x0, 8);",
+        "        auto tmp1 = 1.0;",
+        "        auto tmp2 = tmp0 + Vec(tmp1);",
+        "        tmp2.store(out_ptr0 + x0);",
+        "    }",
+        "}",
+    ]
+
+
+def test_without_a_compiler_no_loop_is_shown_and_it_is_said(no_compiler):
+    assert compile_step.generated_loop(torch.relu, torch.ones(8)) == (None, compile_step.INSTALL)
+
+
+@pytest.mark.skipif(bool(compile_step.why_no_compiler()), reason="no C++ compiler")
+def test_two_small_operations_become_one_loop_that_loads_each_input_once():
+    gate, up = torch.randn(2, 16, 64)
+    compiled, loop = compile_step.generated_loop(lambda g, u: torch.nn.functional.silu(g) * u, gate, up)
+    assert torch.allclose(compiled(gate, up), torch.nn.functional.silu(gate) * up, atol=1e-6)
+    assert loop.count("for (") == 1 and loop.count("loadu(") == 2 and loop.count(".store(") == 1
+
+
 # -- time.price --------------------------------------------------------------------------------------------------
 
 
@@ -638,10 +712,11 @@ def test_run_prices_this_machine_and_says_where_the_lengths_were_cut(tiny_model,
 def test_a_learners_parts_are_shown_as_theirs(make, no_compiler):
     sweep = make("batch_sweep", knee=batch_limits)
     assert "Your knee: " in sweep.said and "Your largest batch: 7" in sweep.said
-    roofline = make("roofline", layers={"linear": my_linear})
+    roofline = make("roofline", layers=my_layers)
     assert "yours, FLOPs per byte" in roofline.table.value
-    priced = make("price", price=lambda **k: (0.5, 2.0, 1.25))
-    assert "$0.5, $2, $1.25" in priced.table.value
+    priced = make("price", price=lambda steps, **k: (0.5, 2.0, len(steps) / 4, 0.4))
+    # 2 prompts one by one, then 15 steps
+    assert "$0.5, $2, $4.25" in priced.table.value
     with pytest.raises(WorkbenchError, match="setting 'knees'"):
         make("batch_sweep", knees=batch_limits)
 
@@ -655,6 +730,14 @@ def test_the_regime_and_what_does_not_fit_are_said_in_words(make):
     words = re.sub(r"<[^>]+>", "", sweep.said)
     assert "weigh as much as the weights at batch 28" in words and "no batch" in words
     assert "Left of the ridge with every operation: A100" in make("roofline").said
+
+
+def test_the_sweep_marks_where_memory_is_full_and_says_it():
+    shown_for = {"model": "llama-2-13b", "weights": "bfloat16", "context": 1024, "largest_batch": 256}
+    for card, full in (("a100-80gb", 64), ("h200", 136)):  # of 1,025 tokens each
+        panel = shown("batch_sweep", card=card, **shown_for)
+        assert f"Memory is full at batch {full}" in panel.said
+        assert f"memory full (line) at {full}" in panel.view(dict(panel.settings)).alt
 
 
 def test_stop_ends_a_long_run_within_a_second(make, tiny_model):

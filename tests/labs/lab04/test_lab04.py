@@ -19,10 +19,12 @@ from workbench.instruments.costs import causal_pairs, kv_bytes
 from workbench.instruments.device import PUBLISHED
 from workbench.instruments.records import Measurement
 from workbench.kv import KINDS, Contiguous, Latent, Window
+from workbench.labs.lab04_smaller_caches import larger_batch as filling
 from workbench.labs.lab04_smaller_caches import latent as forms
 from workbench.labs.lab04_smaller_caches import rolling
 from workbench.labs.lab04_smaller_caches import variants as decoding
 from workbench.labs.lab04_smaller_caches.inputs import VARIANTS, kind_for
+from workbench.labs.lab04_smaller_caches.panels import quality as quality_panel
 from workbench.labs.lab04_smaller_caches.panels.plots import COLOURS, MARKS, apart
 from workbench.labs.lab04_smaller_caches.panels.quality import design
 from workbench.models import PUBLIC_SHAPES, corpus, public_shape
@@ -36,6 +38,7 @@ from workbench.panels.plots import flop_words, listed
 
 SMALL = {  # settings under which each experiment runs in a second
     "smaller.variants": {"largest_context": 64, "repeats": 2},
+    "smaller.larger_batch": {"memory": 16, "context": 125, "repeats": 2},
     "smaller.latent": {"shape": "stdlib-3m-mla", "context": 64, "repeats": 1},
     "smaller.rolling": {"window": 5, "sinks": 2, "global_every": 2, "tokens": 12},
     "smaller.quality": {"models": "stdlib-3m-gqa", "context": 128, "passages": 2},
@@ -53,6 +56,7 @@ SMALL = {  # settings under which each experiment runs in a second
 }
 MOVED = {
     "variants": {"largest_context": 125},
+    "larger_batch": {"memory": 32},
     "latent": {"new_tokens": 256},
     "rolling": {"shown_tokens": 4},
     "quality": {"users": 1024},
@@ -291,6 +295,117 @@ def test_a_learners_cache_drives_the_variant_of_its_choice_and_is_told_how_it_do
     assert yours[-1].check.startswith("equal within rounding to one pass without a cache")
     found = run_experiment("smaller.variants", asked, bench, {"kv": LosesKeys})
     assert [m for m in found if m.settings["way"] == "yours"][-1].check.startswith("not those of one pass")
+
+
+# -- smaller.larger_batch --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", filling.COMPARED)
+@pytest.mark.parametrize(("memory", "context"), [(16, 125), (64, 1000), (512, 500)])
+def test_the_largest_batch_is_the_largest_of_which_a_cache_is_within_the_memory(name, memory, context):
+    fit = filling.fits_of("stdlib-3m", memory, context, "cpu")[name]
+    way, config = fit.way, CACHE_VARIANTS[f"stdlib-3m-{fit.way.variant}"]
+    settings = {key: value for key, value in way.settings.items() if key != "form"}
+    reserved = [
+        KINDS[way.kv](config, max_sequences=count, max_tokens=context + 1, **settings).bytes_reserved
+        for count in (fit.sequences, fit.sequences + 1)
+    ]
+    assert reserved == [fit.bytes_reserved, fit.bytes_with_one_more]
+    assert reserved[0] <= memory * 10**6 < reserved[1]
+
+
+def test_a_sixth_of_the_bytes_is_six_times_the_sequences_but_for_the_last_one():
+    fits = {name: f.sequences for name, f in filling.fits_of("stdlib-3m", 1024, 1000, "cpu").items()}
+    mha = 1024 * 10**6 / (2 * 6 * 6 * 32 * 4 * 1001)
+    assert fits["mha"] == int(mha) and fits["gqa"] == int(3 * mha) and fits["shared"] == int(2 * mha)
+    assert fits["mqa"] == fits["mla"] == int(6 * mha)
+    assert int(2 * mha) < fits["hybrid"] < int(3 * mha)  # two layers keep all, four the window and room to rewind
+
+
+def test_every_way_fills_its_memory_and_refuses_one_more(runs):
+    made = runs["smaller.larger_batch"]
+    assert [m.settings["way"] for m in made] == list(filling.COMPARED)
+    for m in made:
+        c, asked = m.counts, SMALL["smaller.larger_batch"]
+        assert len(m.samples) == asked["repeats"] and c["rows"] == c["sequences"] * asked["repeats"]
+        assert c["bytes_reserved"] <= c["bytes_for_kv"] == asked["memory"] * 10**6 < c["bytes_with_one_more"]
+        assert 0 < c["bytes_in_use"] <= c["bytes_reserved"]
+        if m.settings["kv"] == "contiguous":  # a new token's place was freed again
+            assert c["bytes_in_use"] * 126 == c["bytes_reserved"] * 125
+        assert f"one more was refused: all {c['sequences']:.0f} slots of the KV cache are taken" in m.check
+        if m.settings["way"] != "int8":
+            assert f"the next tokens of all {c['sequences']:.0f} equal those of one pass" in m.check
+            assert c["largest_difference"] < 1e-3
+    assert "lossy" in made[-1].check
+
+
+def test_the_batch_that_is_predicted_is_the_one_that_is_measured(bench, runs):
+    asked = {"size": "stdlib-3m", "repeats": 1} | SMALL["smaller.larger_batch"]
+    expected = filling.predict_larger_batch(bench.ceilings(), **asked)
+    made = runs["smaller.larger_batch"]
+    assert [(m.counts["sequences"], m.predicted, m.limit) for m in made] == expected
+
+
+def test_gains_are_tokens_a_second_turn_by_turn(runs):
+    made = runs["smaller.larger_batch"]
+    base, other = (dataclasses.replace(m, samples=s) for m, s in zip(made, ([2.0, 4.0], [1.0, 8.0])))
+    times = other.counts["sequences"] / base.counts["sequences"]
+    assert filling.gains([base, other]) == {"gqa": [times * 0.5, times * 2]}
+    assert filling.gains([other]) == {} == filling.gains([])
+
+
+class LosesKeysOfTheLast(Contiguous):
+    """A cache with a mistake that only the last of several sequences shows."""
+
+    def attend(self, layer, q, k, v, batch, up=None):
+        out = super().attend(layer, q, k, v, batch, up)
+        return torch.cat([out[:-1], 0 * out[-1:]]) if len(batch.sequences) > 1 else out
+
+
+def test_a_row_that_were_wrong_would_never_be_timed(bench, monkeypatch):
+    monkeypatch.setitem(KINDS, "contiguous", LosesKeysOfTheLast)
+    with pytest.raises(WorkbenchError, match=r"MHA: logits of 13 sequences differ by .* its time was thrown away"):
+        run_experiment("smaller.larger_batch", {"memory": 16, "context": 125, "repeats": 1}, bench)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"memory": 16, "context": 2000}, "makes 2,001 tokens, and stdlib-3m reads at most 1,024; choose a smaller"),
+        ({"memory": 16_384, "context": 125}, "a step takes at most 4,096; choose less memory, or a longer context"),
+        (
+            {"size": "random-110m", "memory": 16, "context": 1000},
+            "MHA: one sequence of 1,001 tokens reserves 73.8 MB, and there are 16.0 MB for keys and values",
+        ),
+    ],
+)
+def test_a_memory_that_takes_no_sequence_or_too_many_is_refused_before_a_model_is_made(bench, given, message):
+    with pytest.raises(WorkbenchError, match=message):
+        run_experiment("smaller.larger_batch", given, bench)
+    assert bench.made == {}
+
+
+def test_memories_that_would_not_fit_beside_each_other_are_refused(bench, monkeypatch):
+    monkeypatch.setattr("workbench.instruments.memory.available_bytes", lambda device: 10**8)
+    with pytest.raises(WorkbenchError, match="7 full memories of stdlib-3m beside each other needs"):
+        run_experiment("smaller.larger_batch", {}, bench)
+    assert bench.made == {}
+
+
+def test_a_published_shape_fills_a_card_by_its_formula():
+    gigabytes, context = 80 * 10**9, 4000
+    forms_of = filling.published_forms("llama-2-7b")
+    values = {"mha": 2 * 32 * 128, "gqa": 2 * 8 * 128, "mqa": 2 * 128, "mla": 512 + 64}
+    for one in filling.on_card("llama-2-7b", "h100-sxm", context):
+        config = forms_of[one.name]
+        assert config.kv_values_per_token() == 32 * values[one.name]
+        left = gigabytes - 2 * config.num_parameters()
+        assert one.fit.sequences == left // (2 * 32 * values[one.name] * (context + 1))
+        assert one.tokens_per_s == one.fit.sequences / one.prediction.seconds
+    with pytest.raises(WorkbenchError, match="llama-2-70b has no key and value for every head"):
+        filling.published_forms("llama-2-70b")
+    with pytest.raises(WorkbenchError, match="one sequence of 4,000,001 tokens reserves"):
+        filling.on_card("llama-2-7b", "h100-sxm", 4_000_000)
 
 
 # -- smaller.forms ---------------------------------------------------------------------------------------------
@@ -543,6 +658,18 @@ def test_the_best_of_what_fits_is_named_and_what_does_not_fit_is_not(make):
     assert panel.wait(30) and "the lowest held-out loss is that of MHA, 2.8000" in panel.said
     panel.configure(memory=16)
     assert panel.wait(30) and "none of these designs fits" in panel.said
+
+
+@pytest.mark.parametrize("shipped", [1_843_200, 3_072_000])
+def test_the_words_of_quality_say_when_the_runs_with_other_seeds_were_shorter(make, monkeypatch, shipped):
+    monkeypatch.setattr(quality_panel, "shipped_tokens_seen", lambda model: shipped)
+    monkeypatch.setattr(quality_panel, "tokens_seen", lambda: 1_843_200)
+    panel = make("quality", models="all")
+    panel.measurements = [loss_of("stdlib-3m-mha", 3.9)]
+    words = panel.view(panel.settings).words
+    longer = shipped > 1_843_200
+    assert ("with the seeds 0 and 1 for 1.8 million tokens, shorter than these models; from" in words) == longer
+    assert ("with the seeds 0 and 1; from one to another" in words) == (not longer)
 
 
 def test_knobs_are_checked_like_settings_and_refused_whole(make):

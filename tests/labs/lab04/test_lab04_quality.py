@@ -4,7 +4,9 @@ the experiments on quality report both for every variant."""
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+import time as clock
 
 import pytest
 import torch
@@ -12,21 +14,23 @@ from conftest import random_decoder, tiny_config
 
 from workbench.errors import WorkbenchError
 from workbench.experiments import experiment, run_experiment
+from workbench.experiments.held_out import loss_without_kv
 from workbench.instruments.bench import Bench
 from workbench.instruments.timing import Stopped
 from workbench.kv import Contiguous, Quantized, Recompute, make_kv
 from workbench.labs.lab04_smaller_caches import convert as converting
 from workbench.labs.lab04_smaller_caches import kv_formats as formats
 from workbench.labs.lab04_smaller_caches import quality, windows
+from workbench.labs.lab04_smaller_caches import twins as pairing
 from workbench.labs.lab04_smaller_caches.inputs import TARGET, VARIANTS, kind_for, needed_values, trained
 from workbench.models import corpus, evaluation, recipes, training
-from workbench.models.checkpoints import shipped_tokenizer
+from workbench.models.checkpoints import ZOO, shipped_tokenizer
 from workbench.models.config import LatentAttentionShape
 from workbench.models.corpus import held_out_files
 from workbench.models.decoder import Decoder
 from workbench.models.evaluation import held_out_passages, loss_through
 from workbench.models.recipes import CACHE_VARIANTS
-from workbench.models.training import initialize
+from workbench.models.training import initialize, rows_batch
 
 NAMES = ["smaller.quality", "smaller.kv_formats", "smaller.windows", "smaller.convert"]
 
@@ -508,6 +512,70 @@ def test_a_model_with_windows_of_its_own_is_not_given_others(bench):
         run_experiment("smaller.windows", settings_of("smaller.windows", own), bench)
 
 
+# -- the twins with and without windows ------------------------------------------------------------------------
+
+
+def test_the_twins_began_with_the_same_weights_and_agree_where_no_mask_hides_anything():
+    pair = pairing.twins()
+    assert (pair.full, pair.windowed) == ("stdlib-3m-mha", "stdlib-3m-hybrid")
+    assert (pair.window, pair.windowed_layers) == (128, (0, 1, 3, 4))
+    logits = []
+    for name in (pair.full, pair.windowed):
+        decoder = Decoder(CACHE_VARIANTS[name], tokenizer=shipped_tokenizer(), name=name)
+        initialize(decoder, recipes.RECIPES[name].seed)
+        rows = held_out_passages(decoder.tokenizer, 160, 1)
+        with torch.inference_mode():
+            logits.append(decoder(rows_batch(rows), Recompute(decoder.config)))
+    assert torch.allclose(logits[0][:128], logits[1][:128], atol=1e-5)
+    assert not torch.allclose(logits[0][128:], logits[1][128:], atol=1e-5)
+
+
+def test_twins_that_were_trained_otherwise_are_no_twins(monkeypatch):
+    name = "stdlib-3m-hybrid"
+    monkeypatch.setitem(recipes.RECIPES, name, dataclasses.replace(recipes.RECIPES[name], steps=7))
+    with pytest.raises(WorkbenchError, match="were not trained alike"):
+        pairing.twins()
+
+
+def test_under_each_others_masks_only_what_is_beyond_the_window_changes(bench):
+    losses = pairing.swapped_losses(bench, context=256, passages=2)
+    assert list(losses) == [(f"stdlib-3m-{name}", masked) for name in ("mha", "hybrid") for masked in (False, True)]
+    for name in ("stdlib-3m-mha", "stdlib-3m-hybrid"):
+        without, masked = losses[name, False].losses, losses[name, True].losses
+        assert torch.allclose(without[:, :127], masked[:, :127], atol=1e-4)
+        assert not torch.allclose(without[:, 127:], masked[:, 127:], atol=1e-4)
+        own = loss_without_kv(bench, bench.model(name), held_out_passages(shipped_tokenizer(), 256, 2), "")
+        assert torch.equal(losses[name, name.endswith("hybrid")].losses, own.losses)
+
+
+def test_a_mask_that_hid_something_too_early_would_be_found_out(bench, monkeypatch):
+    narrow = dataclasses.replace(CACHE_VARIANTS["stdlib-3m-hybrid"], sliding_window=8)
+    real = windows.with_shape
+    monkeypatch.setattr(
+        pairing, "with_shape", lambda decoder, shape: real(decoder, narrow if shape.sliding_window else shape)
+    )
+    with pytest.raises(WorkbenchError, match="stdlib-3m-mha: a mask that hides nothing changed a loss"):
+        pairing.swapped_losses(bench, context=128, passages=2)
+
+
+def test_the_gap_in_training_is_that_of_the_cards():
+    gaps = pairing.gap_in_training(pairing.twins())
+    cards = [json.loads((ZOO / f"stdlib-3m-{n}" / "card.json").read_text()) for n in ("mha", "hybrid")]
+    assert [step for step, _ in gaps][-1] == cards[0]["steps"] == cards[1]["steps"]
+    assert gaps[-1][1] == cards[1]["training_loss_by_step"][-1][1] - cards[0]["training_loss_by_step"][-1][1]
+
+
+def test_gradients_agree_as_their_definition_says_and_a_window_that_hides_nothing_changes_nothing(bench):
+    alike = pairing.gradient_agreement(bench, (None, 64, 8), batches=2, sequence_length=64)
+    assert list(alike) == [None, 64, 8] and all(list(one) == ["q", "k", "v", "o"] for one in alike.values())
+    for name in pairing.PROJECTIONS:
+        assert alike[None][name] == pytest.approx(alike[64][name], abs=1e-4)
+        assert len(alike[8][name]) == 6 and all(-1 <= value <= 1 for one in alike.values() for value in one[name])
+    assert alike[8]["v"] != pytest.approx(alike[None]["v"], abs=1e-4)
+    a, b = torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0])
+    assert pairing._agreement([a, b]) == pytest.approx(0.5**0.5) and pairing._agreement([a, -a]) == -1
+
+
 # -- smaller.convert -------------------------------------------------------------------------------------------
 
 
@@ -533,13 +601,28 @@ def test_a_conversion_leaves_the_model_it_began_with_as_it_was(model, bench):
     before = [p.clone() for p in model.parameters()]
     found = run_experiment("smaller.convert", settings_of("smaller.convert", model), bench)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-    last = found[-1]
+    last = [m for m in found if m.settings["measured"] == "held out"][-1]
     assert last.settings["stage"] == "uptrained" and "no shipped variant was trained with these heads" in last.check
 
 
-def test_a_conversion_by_seconds_ends_and_one_that_is_stopped_leaves_what_came(model, bench):
-    asked = {**settings_of("smaller.convert", model), "steps": 0, "seconds": 0.2, "evaluations": 1}
-    assert run_experiment("smaller.convert", asked, bench)[-1].settings["stage"] == "uptrained"
+def test_a_conversion_counts_and_learns_the_same_twice_and_otherwise_with_another_seed(model, bench, monkeypatch):
+    def run(**given) -> list[tuple]:
+        made = run_experiment("smaller.convert", {**settings_of("smaller.convert", model), **given}, bench)
+        [time] = [m for m in made if m.settings["measured"] == "time"]
+        assert len(time.samples) == time.counts["steps"] == 2 and min(time.samples) > 0
+        assert (
+            time.counts["tokens_uptrained"] == 2 * time.counts["tokens_a_step"] == made[-2].counts["tokens_uptrained"]
+        )
+        return [(m.settings["stage"], m.samples, m.counts) for m in made if m is not time]
+
+    first = run()
+    real = clock.perf_counter
+    monkeypatch.setattr(clock, "perf_counter", lambda: 1000 * real())  # a machine that is slower
+    assert run() == first
+    assert run(seed=2)[-1][1:] != first[-1][1:]
+
+
+def test_a_conversion_that_is_stopped_leaves_what_came(model, bench):
     kept, run = [], experiment("smaller.convert")
     bench.report = lambda stage: bench.stop.set() if "step 1" in stage else None
     with pytest.raises(Stopped):
@@ -559,7 +642,7 @@ def test_the_variant_trained_so_has_the_same_attention_whatever_its_feed_forward
     [
         ({"num_kv_heads": 4}, "pooling cannot make 4"),
         ({"sequence_length": 512}, "sequences of 512 tokens are beyond the 256"),
-        ({"seconds": 0.0}, "seconds must be a number from 0.1"),
+        ({"steps": 0}, "steps must be a whole number from 1"),
     ],
 )
 def test_a_conversion_that_cannot_be_is_refused_before_anything_is_measured(model, bench, given, message):

@@ -1,4 +1,7 @@
-"""Lab 02, where the time goes: rooflines, prefill and decode, batches, launches, a step's parts, compilers, prices."""
+"""Lab 02, where the time goes: rooflines, prefill and decode, batches, launches, a step's parts, compilers, prices.
+
+`calls` writes down what a function of torch calls, for the exercise that counts it.
+"""
 
 PREFIX = "time"  # an experiment's name is PREFIX.stem
 EXPERIMENTS = (  # stems, in reading order

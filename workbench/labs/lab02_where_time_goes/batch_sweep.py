@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from workbench.models.decoder import Decoder
 
 LARGEST_KNEE = 1 << 20  # rows; beyond any batch there is
+LARGEST_MEASURED = 1 << 16  # sequences, that a learner's batch_limits may ask for
 
 
 @dataclass(frozen=True)
@@ -116,18 +117,27 @@ def predict_batch_sweep(
 
 
 def your_knee(
-    knee: Callable, ceilings: Ceilings, model: str | Decoder, *, context: int, weights: str, memory_bytes: float
+    knee: Callable,
+    ceilings: Ceilings,
+    model: str | Decoder,
+    *,
+    context: int,
+    weights: str,
+    memory_bytes: float,
+    measured: Mapping[int, Sequence[float]] | None = None,
 ) -> tuple[int | None, int]:
-    """(knee or None, largest batch) as a learner's batch_limits(config, context=, bytes_per_element=,
-    memory_bytes=, ceilings=, dtype=) says. Raises WorkbenchError for anything else."""
-    yours = knee(
-        shape_of(model),
-        context=context,
-        bytes_per_element=DTYPES[weights].itemsize,
-        memory_bytes=int(memory_bytes),
-        ceilings=ceilings,
-        dtype=weights,
-    )
+    """(knee or None, largest batch) as a learner's batch_limits(measure, max_batch) says, on steps of the batches in
+    `measured` and, of all others, as they are predicted. Raises WorkbenchError for anything else."""
+    room = knee_of(ceilings, shape_of(model), context=context, weights=weights, memory_bytes=memory_bytes).memory
+
+    def measure(batch: int) -> list[float]:
+        if batch > room:
+            raise MemoryError(f"{batch:,} caches do not fit beside the weights")
+        if measured and batch in measured:
+            return [max(measured[batch]), *measured[batch]]  # the first one warms up
+        return [decode_step(ceilings, model, batch=batch, context=context, weights=weights)[1].seconds] * 2
+
+    yours = knee(measure, LARGEST_MEASURED)
     if not (isinstance(yours, tuple | list) and len(yours) == 2 and _whole(yours[1], 0)):
         raise WorkbenchError(f"knee(…) must return (knee or None, largest batch), got {yours!r:.80}")
     if yours[0] is not None and not _whole(yours[0], 1):

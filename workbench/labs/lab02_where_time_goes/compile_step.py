@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import types
@@ -88,6 +89,60 @@ def why_no_compiler(device: str = "cpu") -> str:
     chosen = os.environ.get("CXX")
     known = (chosen,) if chosen else (*COMPILERS, "cl") if sys.platform == "win32" else COMPILERS
     return "" if any(shutil.which(name) for name in known) else INSTALL
+
+
+# -- what is generated -----------------------------------------------------------------------------------------
+
+
+def generated_loop(function: Callable, *inputs: torch.Tensor) -> tuple[Callable | None, str]:
+    """(the compiled function, the loops that Inductor wrote for it, shortened by `shortened`), on a CPU.
+
+    (None, what is missing) where there is no C++ compiler, or it fails: whoever shows a loop says so and goes on.
+    """
+    if missing := why_no_compiler():
+        return None, missing
+    from torch._inductor import config
+    from torch._inductor.utils import run_and_get_code
+
+    compiled = torch.compile(function, dynamic=False)
+    try:
+        with torch.no_grad(), config.patch(compile_threads=1):
+            _, (code, *_) = run_and_get_code(compiled, *inputs)
+    except torch._dynamo.exc.BackendCompilerFailed as error:
+        return None, f"torch.compile failed ({str(error).splitlines()[0]:.200}). {INSTALL}"
+    return compiled, "\n".join(shortened(kernel) for kernel in re.findall(r"r'''\n(.*?)'''", code, re.S))
+
+
+SHORTER = (  # of generated C++, without a change of meaning for who reads it
+    (r"static_cast<int64_t>\((\w+)\)", r"\1"),
+    (r"static_cast<float>\(([^()]*)\)", r"\1"),
+    (r"at::vec::Vectorized<float>", "Vec"),
+    (r"\b(\d+)L\b", r"\1"),
+    (r"int64_t ", "int "),
+    (r"(\w+) \+ 0\b", r"\1"),
+    (r"for\(int (\w+)=", r"for (int \1 = "),
+)
+
+
+def shortened(kernel: str) -> str:
+    """A kernel of Inductor's without its includes, its guards against what cannot happen, and braces of their own."""
+    lines: list[str] = []
+    blocks: list[bool] = []  # of each open brace: whether it belongs to what stands before it
+    for line in re.sub(r",\n\s+", ", ", kernel).splitlines():
+        text = line.strip()
+        for old, new in SHORTER:
+            text = re.sub(old, new, text)
+        if not text or text.startswith(("#include", "#pragma")) or "div_error" in text or "C10_LIKELY" in text:
+            continue
+        if text == "{":
+            blocks.append(bool(lines) and lines[-1].endswith(")"))
+            lines += [f"{lines.pop()} {{"] if blocks[-1] else []
+        elif text == "}":
+            owned = blocks.pop()
+            lines += ["    " * sum(blocks) + "}"] if owned else []
+        else:
+            lines.append("    " * sum(blocks) + text)
+    return "\n".join(lines)
 
 
 # -- the experiment ----------------------------------------------------------------------------------------------

@@ -142,26 +142,43 @@ def quotes(ceilings: Ceilings, batches: list[int], device: str = "cpu", **settin
     return [quote(here, shape, batch=b, memory_bytes=memory, **asked) for b in batches]
 
 
-def your_price(price: Callable, ceilings: Ceilings, **settings: Any) -> tuple[float, float, float]:
-    """Dollars a million prompt, output and all tokens, as a learner's workload_price(parameters=,
-    weight_bytes_per_element=, cache_bytes_per_sequence=, prompt_tokens=, output_tokens=, batch=,
-    dollars_per_hour=, ceilings=, dtype=) says. Raises WorkbenchError for anything else."""
-    shape, tokens = shape_of(settings["shape"]), settings["prompt_tokens"] + settings["output_tokens"]
-    named = ("prompt_tokens", "output_tokens", "batch", "dollars_per_hour")
+def predicted_log(q: Quote, prompt_tokens: int, output_tokens: int) -> list[dict[str, Any]]:
+    """The passes of one batch as they are predicted: a prompt at a time, then the steps of all together."""
+    passes = [("prefill", 1, prompt_tokens, q.ttft_s)] * q.batch + [("decode", q.batch, 0, q.tpot_s)] * (
+        output_tokens - 1
+    )
+    now, log = 0.0, []
+    for kind, sequences, tokens, took in passes:
+        log.append(
+            {
+                "kind": kind,
+                "sequences": sequences,
+                "prompt_tokens": tokens,
+                "start_s": now,
+                "end_s": (now := now + took),
+            }
+        )
+    return log
+
+
+def your_price(price: Callable, ceilings: Ceilings, q: Quote, **settings: Any) -> tuple[float, float, float]:
+    """Dollars a million prompt, output and all tokens, as a learner's workload_price(steps, parameters=,
+    peak_flop_per_s=, dollars_per_hour=) says of the log that is predicted. Raises WorkbenchError for anything else."""
     yours = price(
-        parameters=shape.num_parameters(),
-        weight_bytes_per_element=settings["weight_bytes"],
-        cache_bytes_per_sequence=kv_bytes(shape, tokens, settings["cache_bytes"]),
-        **{name: settings[name] for name in named},
-        ceilings=card_ceilings(settings["card"], ceilings),
-        dtype=arithmetic(settings["weight_bytes"]),
+        predicted_log(q, settings["prompt_tokens"], settings["output_tokens"]),
+        parameters=shape_of(settings["shape"]).num_parameters(),
+        peak_flop_per_s=card_ceilings(settings["card"], ceilings).flop_per_s[arithmetic(settings["weight_bytes"])],
+        dollars_per_hour=settings["dollars_per_hour"],
     )
     numbers = isinstance(yours, tuple | list) and all(
         isinstance(y, int | float) and not isinstance(y, bool) and math.isfinite(y) for y in yours
     )
-    if not numbers or len(yours) != 3:
-        raise WorkbenchError(f"price(…) must return dollars a million (prompt, output, all) tokens, got {yours!r:.80}")
-    return tuple(yours)
+    if not numbers or len(yours) != 4:
+        raise WorkbenchError(
+            "price(…) must return dollars a million (prompt, output, all) tokens and the utilization, got "
+            f"{yours!r:.80}"
+        )
+    return yours[0], yours[1], yours[2]
 
 
 def predict_price(ceilings: Ceilings, **settings: Any) -> Sequence[tuple[float, float, str]]:

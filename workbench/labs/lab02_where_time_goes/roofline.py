@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -101,7 +101,7 @@ def run_roofline(
     context: int,
     weights: str,
     repeats: int,
-    layers: Mapping[str, Callable] | None = None,
+    layers: Callable | None = None,
 ) -> Iterator[Measurement]:
     """One Measurement an operation: FLOP/s attained by one occurrence of it, samples in the order taken."""
     shape, ceilings = shape_of(model), bench.ceilings()
@@ -124,9 +124,8 @@ def run_roofline(
             rows = _rows(o, **step)
             seconds, check = _time_product(bench, _matrix(shape, o), rows, DTYPES[weights], repeats)
         counts = {"flops": flops, "bytes": o.bytes / o.count, "intensity": o.intensity, "occurrences": o.count}
-        yours = your_intensity(layers, shape, o, **step) if layers else None
-        if yours is not None:
-            counts["intensity_yours"] = yours
+        if layers is not None:
+            counts["intensity_yours"] = your_intensity(layers, shape, o, **step)
         yield bench.measurement(
             name="time.roofline",
             settings={**plain({"model": model}), **step, "operation": o.name},
@@ -139,31 +138,22 @@ def run_roofline(
         )
 
 
-def your_intensity(layers: Mapping[str, Callable], shape: ModelConfig, o: OperationCosts, **step: Any) -> float | None:
-    """FLOPs per byte of one occurrence as a learner's dict says: {"linear": linear(rows=, d_in=, d_out=,
-    bytes_per_element=), "attention": attention(sequences=, new_tokens=, keys=, q_heads=, kv_heads=, head_dim=,
-    bytes_per_element=)}, each giving (FLOPs, bytes, FLOPs per byte). None where the dict lacks it."""
+def your_intensity(layers: Callable, shape: ModelConfig, o: OperationCosts, **step: Any) -> float:
+    """FLOPs per byte of one occurrence as a learner's layer_costs([call]) says, which gives (FLOPs, bytes, FLOPs per
+    byte) of calls as `calls.record_calls` writes them down. Raises WorkbenchError for anything else."""
     prompt, batch, context = step["phase"] == "prefill", step["batch"], step["context"]
-    width = {"bytes_per_element": DTYPES[step["weights"]].itemsize}
-    kind = "attention" if o.name == "attention" else "linear"
-    if kind not in layers:
-        return None
-    if kind == "attention":
-        sizes = {
-            "sequences": batch,
-            "new_tokens": context if prompt else 1,
-            "keys": context if prompt else context + 1,
-            "q_heads": shape.num_heads,
-            "kv_heads": shape.num_kv_heads,
-            "head_dim": shape.head_dim,
-        }
+    if o.name == "attention":
+        new, keys = (context, context) if prompt else (1, context + 1)
+        q, kv = [batch, shape.num_heads, new, shape.head_dim], [batch, shape.num_kv_heads, keys, shape.head_dim]
+        call: dict[str, Any] = {"op": "attention", "read": [q, kv, kv], "written": q}
     else:
         out, wide_in = _matrix(shape, o)
-        sizes = {"rows": _rows(o, **step), "d_in": wide_in, "d_out": out}
-    yours = layers[kind](**sizes, **width)
+        rows = _rows(o, **step)
+        call = {"op": "product", "read": [[rows, wide_in], [wide_in, out]], "written": [rows, out]}
+    yours = layers([call | {"bytes_per_element": DTYPES[step["weights"]].itemsize}])
     ratio = yours[2] if isinstance(yours, tuple | list) and len(yours) == 3 else None
     if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio < math.inf:
-        raise WorkbenchError(f"layers[{kind!r}] must return (FLOPs, bytes, FLOPs per byte), got {yours!r:.80}")
+        raise WorkbenchError(f"layers(calls) must return (FLOPs, bytes, FLOPs per byte), got {yours!r:.80}")
     return float(ratio)
 
 

@@ -1,12 +1,14 @@
 """Lab 04, smaller caches: grouped heads, latents, windows, shared layers, few bits.
 
-Beside them: `inputs`, the trained variants and the kv that each is made for.
+Beside them: `inputs`, the trained variants and the kv that each is made for; `twins`, why windows win where nothing is
+masked.
 """
 
 PREFIX = "smaller"  # an experiment's name is PREFIX.stem
 EXPERIMENTS = (  # stems, in reading order
     "quality",
     "variants",
+    "larger_batch",
     "latent",
     "rolling",
     "kv_formats",
@@ -16,6 +18,7 @@ EXPERIMENTS = (  # stems, in reading order
 PANELS = (
     "quality",
     "variants",
+    "larger_batch",
     "latent",
     "rolling",
     "kv_formats",

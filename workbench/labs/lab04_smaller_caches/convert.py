@@ -39,7 +39,6 @@ def run_convert(
     *,
     model,
     num_kv_heads: int,
-    seconds: float,
     steps: int,
     sequences_per_step: int,
     sequence_length: int,
@@ -51,7 +50,8 @@ def run_convert(
 ) -> Iterator[Measurement]:
     """Held-out loss (`measured` "held out", nats/token) at every `stage`: "before", "pooled", "uptraining" a few
     times and at the end "uptrained", then "trained so", a variant that had these heads from the start. Between them
-    the losses of every training step (`measured` "training"). Counts say how many tokens were read by then."""
+    the losses of every training step (`measured` "training"), after them their times ("time", s). Counts say how many
+    tokens were read by then: with one seed and device they and the losses are the same, whatever the times."""
     decoder = bench.model(model)
     rows = passages_for(decoder, context, passages)
     pooled = mean_pool_heads(decoder, num_kv_heads)
@@ -101,25 +101,25 @@ def run_convert(
     bench.report("uptraining: reading the training modules")
     training = uptrain(
         pooled,
-        steps=steps or None,
-        seconds=None if steps else seconds,
+        steps=steps,
         sequences_per_step=sequences_per_step,
         sequence_length=sequence_length,
         peak_learning_rate=peak_learning_rate,
         seed=seed,
         check_stop=bench.check_stop,
     )
-    of_how_much = float(steps or seconds)
+    times: list[float] = []  # seconds of each step
     done: list[Progress] = []  # the steps since the last evaluation
     evaluated = 0
     with closing(cast(Generator[Progress, None, None], training)):
         for progress in training:
             done.append(progress)
+            times.append(progress.seconds - sum(times))
             bench.report(
                 f"uptraining: step {progress.step:,}, {progress.tokens:,} tokens, loss {progress.loss:.3f} nats per "
                 "token"
             )
-            share = (progress.step if steps else progress.seconds) / of_how_much
+            share = progress.step / steps
             if share < 1 and int(share * evaluations) <= evaluated:
                 continue
             evaluated = int(share * evaluations)
@@ -130,6 +130,7 @@ def run_convert(
                 check += "; no shipped variant was trained with these heads from the start"
             yield held_out(stage, pooled, check, **counts)
             done = []
+    yield _times(bench, settings, times)
     for other in others:
         yield held_out(
             "trained so",
@@ -147,12 +148,21 @@ def _training(bench: Bench, settings: dict[str, Any], done: list[Progress]) -> M
         settings={**settings, "stage": "uptraining", "measured": "training", "first_step": done[0].step},
         samples=[p.loss for p in done],
         unit="nats/token",
-        counts={
-            "tokens_uptrained": done[-1].tokens,
-            "training_seconds": done[-1].seconds,
-            "learning_rate": done[-1].learning_rate,
-        },
+        counts={"tokens_uptrained": done[-1].tokens, "learning_rate": done[-1].learning_rate},
         check="loss of the training rows before each step",
+    )
+
+
+def _times(bench: Bench, settings: dict[str, Any], times: list[float]) -> Measurement:
+    """Seconds of every step. Evaluating between two of them is not in it."""
+    tokens = settings["sequences_per_step"] * settings["sequence_length"]
+    return bench.measurement(
+        name="smaller.convert",
+        settings={**settings, "stage": "uptrained", "measured": "time"},
+        samples=times,
+        unit="s",
+        counts={"steps": len(times), "tokens_a_step": tokens, "tokens_uptrained": tokens * len(times)},
+        check=f"{len(times):,} steps of {tokens:,} tokens; how many does not depend on the time",
     )
 
 
@@ -162,7 +172,7 @@ def _tokens_trained(name: str) -> float:
 
 
 def _counts(progress: Progress, name: str) -> dict[str, float]:
-    counts = {"tokens_uptrained": progress.tokens, "steps": progress.step, "training_seconds": progress.seconds}
+    counts: dict[str, float] = {"tokens_uptrained": progress.tokens, "steps": progress.step}
     if first := _tokens_trained(name):
         counts["share_of_first_training"] = progress.tokens / first
     return counts
@@ -172,14 +182,13 @@ EXPERIMENT = Experiment(
     name="smaller.convert",
     lab=4,
     question="Can a trained model be given fewer key-value heads, and what does it take to mend it?",
-    how=f"the heads of a group are averaged ({SOURCE}, §2.1), then the model is trained on for a minute on the "
-    "training modules, at a rate that falls to 0. Held-out loss is over the same passages every time, and evaluating "
-    "is not counted as training time. Beside it the variant that was trained with these heads from the start.",
+    how=f"the heads of a group are averaged ({SOURCE}, §2.1), then the model is trained on for so many steps on "
+    "the training modules, at a rate that falls to 0. Held-out loss is over the same passages every time. Beside it "
+    "the variant that was trained with these heads from the start.",
     settings=(
         Setting("model", "stdlib-3m-mha", "model", help="the model to convert, with float32 weights"),
         Setting("num_kv_heads", 2, "int", 1, 64, help="key-value heads afterwards: 1 is MQA, more is GQA"),
-        Setting("seconds", 60.0, "float", 0.1, 3600.0, brief=2, unit="s", help="training time", step=5),
-        Setting("steps", 0, "int", 0, 10_000, help="train so many steps instead, whatever they take; 0: by seconds"),
+        Setting("steps", 240, "int", 1, 10_000, brief=10, unit="steps", help="of training, whatever time they take"),
         Setting("sequences_per_step", 4, "int", 1, 64, unit="sequences", help="sequences of a training step"),
         Setting(
             "sequence_length",

@@ -136,24 +136,37 @@ def contexts_of(largest: int) -> list[int]:
 # -- predicted -------------------------------------------------------------------------------------------------
 
 
-def predicted_way(
-    ceilings: Ceilings, way: Way, size: str, context: int, arrangement: str
+def predicted_step(
+    ceilings: Ceilings,
+    way: Way,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    *,
+    sequences: int = 1,
+    context: int,
+    arrangement: str = "fast",
 ) -> tuple[StepCosts, Prediction]:
-    """(StepCosts, Prediction) of one new token after `context` others."""
-    dtype = dtype_of_size(size)
-    device, config = "cuda" if ceilings.of_gpu else "cpu", variant_config(size, way.variant)
+    """(StepCosts, Prediction) of one new token for each of `sequences` sequences after `context` others."""
     costs = step_costs(
         config,
-        new_tokens=[1],
-        contexts=[context],
-        logit_rows=1,
+        new_tokens=[1] * sequences,
+        contexts=[context] * sequences,
+        logit_rows=sequences,
         weight_bytes_per_element=dtype.itemsize,
         kv=way.kv,
-        kv_bytes_per_element=stored_dtype(dtype, device).itemsize,
+        kv_bytes_per_element=stored_dtype(dtype, "cuda" if ceilings.of_gpu else "cpu").itemsize,
         arrangement=prepared_on(ceilings, config) if arrangement == "fast" else arrangement,
         kv_settings=way.settings,
     )
     return costs, predict(costs, ceilings, dtype)
+
+
+def predicted_way(
+    ceilings: Ceilings, way: Way, size: str, context: int, arrangement: str
+) -> tuple[StepCosts, Prediction]:
+    """(StepCosts, Prediction) of one new token after `context` others."""
+    config = variant_config(size, way.variant)
+    return predicted_step(ceilings, way, config, dtype_of_size(size), context=context, arrangement=arrangement)
 
 
 def predict_ways(
@@ -174,10 +187,13 @@ def predict_decode(ceilings: Ceilings, **settings: Any) -> list[tuple[int, float
     return predict_ways(ceilings, **settings)["mha"]
 
 
-def reserved_bytes(way: Way, config: ModelConfig, max_tokens: int, dtype: torch.dtype) -> int:
-    """What the kv of one sequence of so many tokens takes from the device, by its own formula. dtype: as stored."""
+def reserved_bytes(
+    way: Way, config: ModelConfig, max_tokens: int, dtype: torch.dtype, *, max_sequences: int = 1
+) -> int:
+    """What the kv of sequences of so many tokens takes from the device, by its own formula. dtype: as stored."""
     stored = {name: value for name, value in way.settings.items() if name != "form"}  # a form keeps nothing
-    return reserved_bytes_for(way.kv, config, max_sequences=1, max_tokens=max_tokens, dtype=dtype, **stored)
+    room = {"max_sequences": max_sequences, "max_tokens": max_tokens, "dtype": dtype}
+    return reserved_bytes_for(way.kv, config, **room, **stored)
 
 
 def _check_room(size: str, largest_context: int) -> None:

@@ -189,13 +189,13 @@ def _masked_check(
     bench: Bench, decoder: Decoder, shape: ModelConfig, found: HeldOutLoss, rows: torch.Tensor, way: str
 ) -> str:
     """A rolling buffer against a masked attention over the whole text, which remembers everything."""
-    masked = _with_shape(decoder, shape)
+    masked = with_shape(decoder, shape)
     return check_lossless(bench, masked, found, rows, way) + (
         ", in which a mask hides what the window forgets" if shape.sliding_window else ""
     )
 
 
-def _with_shape(decoder: Decoder, shape: ModelConfig) -> Decoder:
+def with_shape(decoder: Decoder, shape: ModelConfig) -> Decoder:
     """The same weights (shared, not copied) under a config that differs in its windows only."""
     if shape == decoder.config:
         return decoder

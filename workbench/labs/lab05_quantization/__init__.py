@@ -11,6 +11,7 @@ EXPERIMENTS = (  # stems, in reading order
     "quantizers",
     "stored_formats",
     "outliers",
+    "salient",
     "awq_search",
     "gptq_steps",
 )
@@ -20,6 +21,7 @@ PANELS = (
     "quantizers",
     "stored_formats",
     "outliers",
+    "salient",
     "awq_search",
     "gptq_steps",
 )  # those that have a panel, by the same stem

@@ -100,7 +100,7 @@ def run_outliers(
     full: dict[str, HeldOutLoss] = {}
     for weights, one in models.items():
         full[weights] = loss_without_kv(bench, one, rows, f"{weights}, {REFERENCE}")
-        check = "the model as it is" if weights == ORIGINAL else _same_function(full[ORIGINAL], full[PLANTED])
+        check = "the model as it is" if weights == ORIGINAL else check_same_function(full[ORIGINAL], full[PLANTED])
         about = {**settings, "weights": weights, "measured": "loss", "method": REFERENCE}
         yield _loss(bench, full[weights], full[weights], about, {}, check)
     for number, (name, recipe) in enumerate(recipes.items()):
@@ -153,7 +153,8 @@ def _share_above(sizes: list[torch.Tensor], threshold: float) -> float:
     return float((torch.cat(sizes) > threshold).float().mean())
 
 
-def _same_function(original: HeldOutLoss, planted: HeldOutLoss) -> str:
+def check_same_function(original: HeldOutLoss, planted: HeldOutLoss) -> str:
+    """In words, how far the losses of a token are apart. Raises WorkbenchError where that is no rounding."""
     apart = float((original.losses - planted.losses).abs().max())
     if not apart <= SAME:
         raise WorkbenchError(

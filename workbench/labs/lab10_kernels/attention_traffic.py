@@ -113,6 +113,31 @@ def traffic(algorithm: str, s: Shape, block_queries: int = 128) -> int:
     return sum(p.bytes for p in passes(algorithm, s, block_queries))
 
 
+def tiles_for(sram_bytes: int, s: Shape) -> tuple[int, int]:
+    """(queries, keys) of a tile, as FlashAttention's algorithm 1 has them for M numbers of memory on the chip: M / 4D
+    for q, k, v and the output, a quarter each; of the scores' other side no more than D, so that they fit as well."""
+    queries = sram_bytes // s.bytes // (4 * s.head_dim)
+    if queries < 1:
+        raise WorkbenchError(f"{sram_bytes:,} bytes hold no tile of one query of {s.head_dim} numbers; take more")
+    return min(queries, s.tokens), min(queries, s.head_dim, s.tokens)
+
+
+def traffic_with(sram_bytes: int, s: Shape) -> int:
+    """Bytes that the loop over tiles moves with so much memory on the chip for each program, without a causal mask:
+    counted tile by tile. Each head reads its own keys and values."""
+    from workbench.kernels import traffic as counted
+
+    shape = counted.Shape(1, s.tokens, s.tokens, s.heads, s.kv_heads, s.head_dim, element=s.bytes)
+    queries, keys = tiles_for(sram_bytes, s)
+    return counted.tiled(shape, query_tile=queries, key_tile=keys, causal=False).bytes
+
+
+def order_of_traffic(sram_bytes: int, s: Shape) -> float:
+    """S²D²/M numbers per head, in bytes: what FlashAttention's accesses grow like (Dao et al., arXiv 2205.14135,
+    theorem 2: Θ(N²d²/M) of them, and of standard attention Θ(Nd + N²))."""
+    return s.heads * s.tokens**2 * s.head_dim**2 * s.bytes / (sram_bytes / s.bytes)
+
+
 def predicted_peak(algorithm: str, s: Shape) -> int:
     """Bytes that are allocated at the worst moment, beyond q, k and v: two whole matrices of scores in float32, or
     none."""

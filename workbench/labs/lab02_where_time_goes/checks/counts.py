@@ -1,4 +1,4 @@
-"""Lab 02, from shapes to seconds: cases and judges of roofline-intensity, roofline-tpot and roofline-knee.
+"""Lab 02, from shapes to seconds: cases and judges of roofline-intensity and roofline-tpot.
 
 Every formula stands here once more in plain Python, apart from `workbench.instruments.costs`.
 """
@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections.abc import Callable
-from fractions import Fraction
 
-from workbench.models.config import ModelConfig
 from workbench.models.shapes import public_shape
 
 TERA = 1e12
@@ -88,52 +87,44 @@ def made_up_ceilings(draw: random.Random, launch_s: float = 1e-9) -> dict:
 # --- roofline-intensity ---
 
 
-def linear_counts(rows: int, d_in: int, d_out: int, bytes_per_element: int) -> tuple[int, int]:
-    return 2 * rows * d_in * d_out, bytes_per_element * (rows * d_in + d_in * d_out + rows * d_out)
+def product_flops(call: dict) -> int:
+    *apart, rows, wide = call["read"][0]
+    return 2 * math.prod(apart) * rows * wide * call["read"][1][-1]
 
 
-def mlp_counts(rows: int, d: int, f: int, bytes_per_element: int, matrices: int = 3) -> tuple[int, int]:
-    each = [(d, f)] * (matrices - 1) + [(f, d)]
-    products = [linear_counts(rows, i, o, bytes_per_element) for i, o in each]
-    return sum(flops for flops, _ in products), sum(moved for _, moved in products)
+def attention_flops_of(call: dict) -> int:
+    (sequences, q_heads, new, head_dim), keys = call["read"][0], call["read"][1][2]
+    seen = sum(keys - new + 1 + i for i in range(new)) if new < 10**4 else new * (2 * keys - new + 1) // 2
+    return 4 * sequences * q_heads * head_dim * seen
 
 
-def attention_counts(
-    sequences: int, new_tokens: int, keys: int, q_heads: int, kv_heads: int, head_dim: int, bytes_per_element: int
-) -> tuple[int, int]:
-    pairs = new_tokens * (keys - new_tokens) + new_tokens * (new_tokens + 1) // 2
-    values = 2 * new_tokens * q_heads + 2 * keys * kv_heads
-    return 4 * sequences * q_heads * head_dim * pairs, bytes_per_element * sequences * head_dim * values
-
-
-COUNTS: dict[str, Callable[..., tuple[int, int]]] = {
-    "linear": linear_counts,
-    "mlp": mlp_counts,
-    "attention": attention_counts,
-}
+COUNTS: dict[str, Callable[[dict], int]] = {"product": product_flops, "attention": attention_flops_of}
 FORMULAS = {
-    "linear": ("2 for each row and weight", "x, W and y, once each"),
-    "mlp": ("those of its linears", "those of its linears: what one writes, the next reads"),
-    "attention": (
-        "4·D for each pair of a query and a key that it sees",
-        "q and the result of H_q heads, k and v of H_kv",
-    ),
+    "product": "2 for each row, column of the result and number between them, of every product in front",
+    "attention": "4·D for each query head and each pair of a query and a key that it sees",
 }
 
 
-def judge_layer(case: dict, seen: dict) -> str | None:
+def call_counts(calls: list[dict]) -> tuple[int, int]:
+    """(FLOPs, bytes) of all calls."""
+    flops = sum(COUNTS[call["op"]](call) for call in calls if call["op"] in COUNTS)
+    return flops, sum(
+        math.prod(shape) * call["bytes_per_element"] for call in calls for shape in (*call["read"], call["written"])
+    )
+
+
+def judge_calls(case: dict, seen: dict) -> str | None:
     """(FLOPs, bytes) as the formulas' integers, and their ratio."""
-    layer, sizes = case["layer"], case["sizes"]
-    if "missing" in seen:
-        return f"a dict with the key {layer!r} was expected; got {seen['returned']} without it"
-    values = values_of(seen, layer, ("FLOPs", "bytes", "FLOPs per byte"))
+    values = values_of(seen, "layer_costs", ("FLOPs", "bytes", "FLOPs per byte"))
     if isinstance(values, str):
         return values
-    called = f"{layer}({', '.join(f'{k}={v}' for k, v in sizes.items())})"
-    flops, moved = COUNTS[layer](**sizes)
-    for what, came, want, formula, kind in zip(
-        ("FLOPs", "bytes"), values, (flops, moved), FORMULAS[layer], seen["types"]
-    ):
+    calls = case["calls"]
+    first = f"{calls[0]['op']} of {' and '.join(map(str, calls[0]['read']))}"
+    called = first if len(calls) == 1 else f"{len(calls)} calls, {', '.join(call['op'] for call in calls)}"
+    flops, moved = call_counts(calls)
+    formulas = "; ".join(FORMULAS[op] for op in dict.fromkeys(call["op"] for call in calls) if op in FORMULAS)
+    said = (formulas, "every number read and every number written, times the bytes of one")
+    for what, came, want, formula, kind in zip(("FLOPs", "bytes"), values, (flops, moved), said, seen["types"]):
         if came != want:
             if near(came, want):
                 return (
@@ -148,30 +139,59 @@ def judge_layer(case: dict, seen: dict) -> str | None:
     return None
 
 
-def layer_case(layer: str, **sizes: int) -> dict:
-    return {"layer": layer, "sizes": sizes if "bytes_per_element" in sizes else sizes | {"bytes_per_element": 2}}
+def call(op: str, *read: list[int], written: list[int], b: int = 2) -> dict:
+    return {"op": op, "read": [list(shape) for shape in read], "written": list(written), "bytes_per_element": b}
 
 
-def linear_cases(draw: random.Random) -> list[dict]:
+def product(rows: int, wide: int, out: int, *apart: int, b: int = 2) -> dict:
+    return call("product", [*apart, rows, wide], [*apart, wide, out], written=[*apart, rows, out], b=b)
+
+
+def elementwise(op: str, *shape: int, inputs: int = 1, b: int = 2) -> dict:
+    return call(op, *[list(shape)] * inputs, written=list(shape), b=b)
+
+
+def attention(sequences: int, new: int, keys: int, q_heads: int, kv_heads: int, head_dim: int, b: int = 2) -> dict:
+    q, kv = [sequences, q_heads, new, head_dim], [sequences, kv_heads, keys, head_dim]
+    return call("attention", q, kv, kv, written=q, b=b)
+
+
+def calls_case(*calls: dict) -> dict:
+    return {"calls": list(calls)}
+
+
+def mlp_calls(rows: int, d: int, f: int, b: int = 2) -> list[dict]:
+    """What a SwiGLU feed-forward calls."""
     return [
-        layer_case("linear", rows=1, d_in=4, d_out=6),
-        layer_case("linear", rows=5, d_in=4, d_out=6, bytes_per_element=4),
-        layer_case("linear", rows=draw.randrange(2, 300), d_in=4096, d_out=14336),
+        product(rows, d, f, b=b),
+        elementwise("silu", rows, f, b=b),
+        product(rows, d, f, b=b),
+        elementwise("mul", rows, f, inputs=2, b=b),
+        product(rows, f, d, b=b),
     ]
 
 
-def mlp_cases(draw: random.Random) -> list[dict]:
+def product_cases(draw: random.Random) -> list[dict]:
     return [
-        layer_case("mlp", rows=1, d=4, f=10),
-        layer_case("mlp", rows=draw.randrange(2, 300), d=4096, f=14336),
-        layer_case("mlp", rows=draw.randrange(2, 300), d=288, f=768, bytes_per_element=4),
+        calls_case(product(1, 4, 6)),
+        calls_case(product(5, 4, 6, b=4)),
+        calls_case(product(draw.randrange(2, 300), 4096, 14336)),
+    ]
+
+
+def layer_cases(draw: random.Random) -> list[dict]:
+    """Several calls: products, and what works on one element after the other between them."""
+    return [
+        calls_case(product(1, 4, 10), product(1, 10, 4)),
+        calls_case(*mlp_calls(draw.randrange(2, 300), 4096, 14336)),
+        calls_case(*mlp_calls(draw.randrange(2, 300), 288, 768, b=4)),
     ]
 
 
 def decode_cases(draw: random.Random) -> list[dict]:
     """One new token for each sequence, as many key-value heads as query heads."""
     return [
-        layer_case("attention", sequences=b, new_tokens=1, keys=s, q_heads=h, kv_heads=h, head_dim=d)
+        calls_case(attention(b, 1, s, h, h, d))
         for b, s, h, d in ((1, 3, 2, 4), (1, 1024, 32, 128), (draw.randrange(2, 65), 777, 12, 64))
     ]
 
@@ -179,12 +199,11 @@ def decode_cases(draw: random.Random) -> list[dict]:
 def prompt_cases(draw: random.Random) -> list[dict]:
     """Whole prompts: as many new tokens as keys."""
     return [
-        layer_case("attention", sequences=b, new_tokens=t, keys=t, q_heads=h, kv_heads=h, head_dim=d)
-        for b, t, h, d in ((1, 3, 2, 4), (draw.randrange(2, 9), 513, 12, 64))
+        calls_case(attention(b, t, t, h, h, d)) for b, t, h, d in ((1, 3, 2, 4), (draw.randrange(2, 9), 513, 12, 64))
     ]
 
 
-# --- One decode step, shared by roofline-tpot and roofline-knee ---
+# --- roofline-tpot: predict ---
 
 
 def matrix_weights(c: dict) -> int:
@@ -200,9 +219,6 @@ def cache_values(c: dict, tokens: int) -> int:
 
 def attention_flops(c: dict, tokens: int) -> int:
     return 4 * c["num_layers"] * c["num_heads"] * c["head_dim"] * tokens
-
-
-# --- roofline-tpot ---
 
 
 def tpot_terms(case: dict) -> dict[str, float]:
@@ -296,99 +312,52 @@ def limit_cases(draw: random.Random) -> list[dict]:
     ]
 
 
-# --- roofline-knee ---
+# --- roofline-tpot: measure ---
 
 
-def exact_balance(case: dict) -> Fraction | None:
-    """The batch, as a fraction, whose FLOPs take exactly as long as its bytes; None where there is none."""
-    c, tokens, b = case["config"], case["context"] + 1, case["bytes_per_element"]
-    read = Fraction(case["ceilings"]["read_bytes_per_s"])
-    rate = Fraction(case["ceilings"]["flop_per_s"][case["dtype"]])
-    weights = matrix_weights(c)
-    gained = (2 * weights + attention_flops(c, tokens)) / rate - b * cache_values(c, tokens) / read
-    return None if gained <= 0 else b * weights / read / gained
+def measured_s(case: dict) -> float:
+    """The median of the steps after the first, each with its call and its work."""
+    return statistics.median(case["call_s"] + work for work in case["work_s"][1 : case["repeats"] + 1])
 
 
-def exact_knee(case: dict) -> int | None:
-    """The smallest batch whose FLOPs take at least as long as its bytes, without rounding; None where there is none."""
-    balance = exact_balance(case)
-    return None if balance is None else math.ceil(balance)
-
-
-def exact_largest(case: dict) -> int:
-    """Sequences whose caches fit beside all parameters."""
-    c, b = case["config"], case["bytes_per_element"]
-    free = case["memory_bytes"] - b * ModelConfig(**c).num_parameters()
-    return max(0, free // (b * cache_values(c, case["context"] + 1)))
-
-
-def judge_knee(case: dict, seen: dict) -> str | None:
-    """The first of (knee, largest batch): a batch that is exactly balanced counts as the knee."""
-    values = values_of(seen, "batch_limits", ("knee", "largest batch"))
-    if isinstance(values, str):
-        return values
-    came, want, kind = values[0], exact_knee(case), seen["types"][0]
-    if came == want and (want is None or kind == "int"):
+def judge_measure(case: dict, seen: dict) -> str | None:
+    """The median, and the number of steps that it took."""
+    repeats = case["repeats"]
+    if seen["type"] not in ("float", "int"):
+        return f"measure_tpot returned {seen['type']}, where seconds were expected, a float"
+    if seen["steps"] != repeats + 1:
+        return f"with repeats {repeats} it ran {seen['steps']} steps, expected {repeats + 1}: one to warm up, then each"
+    if near(seen["seconds"], measured_s(case)):
         return None
-    told = f"context {case['context']}: the knee is at {came}, expected {want}"
-    if came == want:
-        return f"{told} as an int, not a {kind}: a batch is a whole number (math.ceil)"
-    if want is None:
-        return f"{told}: each further sequence adds more time in bytes than in FLOPs, so compute never catches up"
+    took = ", ".join(f"{1e3 * (case['call_s'] + work):.3g}" for work in case["work_s"])
     return (
-        f"{told}, the first batch B with B·(FLOPs of one) / FLOP/s ≥ (bytes of the weights + B·bytes of one cache) /"
-        " bandwidth"
+        f"{1e3 * seen['seconds']:.6g} ms, expected {1e3 * measured_s(case):.6g} ms: the steps took {took} ms until "
+        f"they were finished, of which step() itself is {1e3 * case['call_s']:.3g} ms; the first warms up, and of the "
+        "others the median counts"
     )
 
 
-def judge_largest(case: dict, seen: dict) -> str | None:
-    """The second of (knee, largest batch)."""
-    values = values_of(seen, "batch_limits", ("knee", "largest batch"))
-    if isinstance(values, str):
-        return values
-    came, want, kind = values[1], exact_largest(case), seen["types"][1]
-    if came == want and kind == "int":
-        return None
-    told = f"context {case['context']} in {case['memory_bytes']:,} bytes: {came} sequences fit, expected {want}"
-    if came == want:
-        return f"{told} as an int, not a {kind}: sequences are whole"
-    return f"{told}: what the weights leave, divided by one sequence's keys and values"
+def measure_case(work_ms: list[float], call_ms: float = 0.25) -> dict:
+    """The first of the steps warms up."""
+    return {"call_s": call_ms / 1e3, "work_s": [ms / 1e3 for ms in work_ms], "repeats": len(work_ms) - 1}
 
 
-def judge_both(case: dict, seen: dict) -> str | None:
-    return judge_knee(case, seen) or judge_largest(case, seen)
-
-
-def limits_case(config: dict, context: int, memory_bytes: int = 80 * 10**9, **more) -> dict:
-    return {
-        "config": config,
-        "context": context,
-        "bytes_per_element": 2,
-        "memory_bytes": memory_bytes,
-        "ceilings": H100,
-        "dtype": "bfloat16",
-    } | more
-
-
-def knee_cases(draw: random.Random) -> list[dict]:
-    """A knee, which the cache moves."""
+def measure_cases(draw: random.Random) -> list[dict]:
+    """A slow first step, and one in between during which another program ran."""
+    some = [round(draw.uniform(4, 6), 3) for _ in range(6)]
     return [
-        limits_case(known_shape("llama-2-7b"), 0),
-        limits_case(known_shape("llama-2-7b"), draw.randrange(10, 60)),
-        limits_case(BY_HAND, 3, 1000, ceilings={"read_bytes_per_s": 100.0, "flop_per_s": {"bfloat16": 520.0}}),
+        measure_case([30, 5, 9, 4], call_ms=0),
+        measure_case([90, *some[:3], 40, *some[3:]]),
+        measure_case([12, 3, 3.5, 8, 3.25, 25], call_ms=0.5),
     ]
 
 
-def never_cases(draw: random.Random) -> list[dict]:
-    """The same shape where there is a knee, and where the caches outgrow the FLOPs."""
-    shape = known_shape("llama-2-7b")
-    return [limits_case(shape, 20), limits_case(shape, draw.randrange(1000, 4000)), limits_case(shape, 128 * 1024)]
-
-
-def memory_cases(draw: random.Random) -> list[dict]:
+def noise_cases(draw: random.Random) -> list[dict]:
+    """One repeat, an even number of them, a slow start, a step that was lucky."""
+    some = [round(draw.uniform(7, 9), 3) for _ in range(8)]
     return [
-        limits_case(known_shape("llama-2-7b"), 4095),
-        limits_case(known_shape("llama-2-7b"), 1000, 24 * 10**9, bytes_per_element=1),
-        limits_case(made_up_shape(draw), draw.randrange(10, 200), 40 * 10**6),
-        limits_case(BY_HAND, 1, 1000),
+        measure_case([20, some[0]]),
+        measure_case([20, 2, 4, 10, 3]),
+        measure_case([500, 1, *some, 60], call_ms=draw.choice([0.125, 2.0])),
+        measure_case([20, 1, 5, 9], call_ms=0),
     ]

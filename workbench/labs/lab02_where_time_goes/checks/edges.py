@@ -4,26 +4,40 @@ from __future__ import annotations
 
 import math
 import random
-from fractions import Fraction
 
-from workbench.labs.lab02_where_time_goes.checks import counts, graph, reading
-from workbench.models.config import ModelConfig
+from workbench.labs.lab02_where_time_goes.checks import counts, graph, limits, reading
 
 # --- roofline-intensity ---
 
 
-def two_matrix_cases(draw: random.Random) -> list[dict]:
+def heads_cases(draw: random.Random) -> list[dict]:
+    """Products of heads, several in front of a product; and attention written out with them."""
+    heads, keys = draw.randrange(2, 13), draw.randrange(20, 400)
     return [
-        counts.layer_case("mlp", rows=draw.randrange(1, 99), d=768, f=3072, matrices=2, bytes_per_element=4),
-        counts.layer_case("mlp", rows=draw.randrange(1, 99), d=768, f=3072, matrices=3),
+        counts.calls_case(counts.product(3, 5, 7, heads)),
+        counts.calls_case(counts.product(3, 5, 7, 2, heads, b=4)),
+        counts.calls_case(
+            counts.product(1, 64, keys, heads),
+            counts.elementwise("softmax", heads, 1, keys),
+            counts.product(1, keys, 64, heads),
+        ),
+    ]
+
+
+def mixed_cases(draw: random.Random) -> list[dict]:
+    """Calls whose elements differ in size, and calls that do no FLOPs."""
+    rows = draw.randrange(2, 99)
+    return [
+        counts.calls_case(
+            counts.product(rows, 64, 32), counts.elementwise("copy", rows, 32, b=4), counts.product(rows, 32, 64, b=1)
+        ),
+        counts.calls_case(counts.elementwise("mul", rows, 32, inputs=2), counts.attention(2, 1, rows, 4, 4, 16, b=4)),
     ]
 
 
 def grouped_cases(draw: random.Random) -> list[dict]:
     return [
-        counts.layer_case(
-            "attention", sequences=draw.randrange(2, 20), new_tokens=t, keys=s, q_heads=q, kv_heads=kv, head_dim=d
-        )
+        counts.calls_case(counts.attention(draw.randrange(2, 20), t, s, q, kv, d))
         for t, s, q, kv, d in ((1, 900, 32, 8, 128), (1, 333, 71, 1, 64), (40, 40, 8, 2, 16))
     ]
 
@@ -31,7 +45,7 @@ def grouped_cases(draw: random.Random) -> list[dict]:
 def chunk_cases(draw: random.Random) -> list[dict]:
     """A piece of a prompt, after others: more keys than new tokens."""
     return [
-        counts.layer_case("attention", sequences=b, new_tokens=t, keys=t + past, q_heads=6, kv_heads=3, head_dim=32)
+        counts.calls_case(counts.attention(b, t, t + past, 6, 3, 32))
         for b, t, past in ((1, 4, 10), (3, draw.randrange(16, 64), draw.randrange(100, 900)))
     ]
 
@@ -40,11 +54,8 @@ def exact_cases(draw: random.Random) -> list[dict]:
     """Counts beyond 2⁵³, where floats have gaps."""
     odd = 2 * draw.randrange(10**6) + 1
     return [
-        counts.layer_case("linear", rows=10**6 + 3, d_in=10**6 + odd, d_out=10**7 + 9),
-        counts.layer_case("mlp", rows=10**6 + 3, d=10**5 + odd, f=10**7 + 9),
-        counts.layer_case(
-            "attention", sequences=7, new_tokens=10**6 + 1, keys=10**7 + odd, q_heads=33, kv_heads=11, head_dim=77
-        ),
+        counts.calls_case(counts.product(10**6 + 3, 10**6 + odd, 10**7 + 9)),
+        counts.calls_case(counts.attention(7, 10**6 + 1, 10**7 + odd, 33, 11, 77)),
     ]
 
 
@@ -76,6 +87,10 @@ def gpt2_tpot_cases(draw: random.Random) -> list[dict]:
     ]
 
 
+def other_shape_cases(draw: random.Random) -> list[dict]:
+    return [*grouped_tpot_cases(draw), *gpt2_tpot_cases(draw)]
+
+
 def any_step_cases(draw: random.Random) -> list[dict]:
     """Random shapes, batches and machines."""
     return [
@@ -95,49 +110,30 @@ def any_step_cases(draw: random.Random) -> list[dict]:
 # --- roofline-knee ---
 
 
-def tie_cases(draw: random.Random) -> list[dict]:
-    """At the knee, FLOPs and bytes take exactly as long: with powers of two for ceilings, floats know it, too."""
-    found: list[dict] = []
-    while len(found) < 3:
-        ceilings = {"read_bytes_per_s": 2.0**30, "flop_per_s": {"bfloat16": 2.0 ** draw.randrange(32, 37)}}
-        sizes = {"hidden_size": 4 * draw.randrange(1, 9), "intermediate_size": 4 * draw.randrange(1, 17)}
-        sizes |= {"vocab_size": 2 * draw.randrange(4, 40)}
-        case = counts.limits_case(counts.BY_HAND | sizes, draw.randrange(0, 3), 10**6, ceilings=ceilings)
-        knee = counts.exact_knee(case)
-        if knee is not None and 2 < knee < 10**4 and _balanced(case, knee):
-            found.append(case)
-    return found
-
-
-def _balanced(case: dict, batch: int) -> bool:
-    c, tokens, b = case["config"], case["context"] + 1, case["bytes_per_element"]
-    flops = batch * (2 * counts.matrix_weights(c) + counts.attention_flops(c, tokens))
-    moved = b * (counts.matrix_weights(c) + batch * counts.cache_values(c, tokens))
-    rate, read = case["ceilings"]["flop_per_s"][case["dtype"]], case["ceilings"]["read_bytes_per_s"]
-    return Fraction(flops) * Fraction(read) == Fraction(moved) * Fraction(rate)
-
-
-def grouped_limits_cases(draw: random.Random) -> list[dict]:
+def border_of_memory_cases(draw: random.Random) -> list[dict]:
+    """Nothing fits, one fits, all that is asked for fits, and walls at powers of two and beside them."""
     return [
-        counts.limits_case(counts.known_shape("llama-3-8b"), draw.randrange(100, 300)),
-        counts.limits_case(counts.made_up_shape(draw, num_heads=8, num_kv_heads=1), 8, 10**7),
-        counts.limits_case(counts.known_shape("llama-2-70b"), 4096, 160 * 10**9),
+        limits.limits_case(draw, 0, 64, half=8.0),
+        limits.limits_case(draw, 1, draw.choice([1, 5, 64]), half=8.0),
+        limits.limits_case(draw, 1000, draw.choice([63, 65, 100]), half=8.0),
+        limits.limits_case(draw, 1000, 64, half=8.0),
+        *(limits.limits_case(draw, room, 200, half=8.0) for room in (31, 32, 33)),
     ]
 
 
-def memory_edge_cases(draw: random.Random) -> list[dict]:
-    """Weights that do not fit, no room for one sequence, and room that is filled to the last byte."""
-    shape = counts.made_up_shape(draw)
-    weights, one = 2 * ModelConfig(**shape).num_parameters(), 2 * counts.cache_values(shape, 101)
-    rooms = (weights - 1, weights // 2, weights + one - 1, weights + one, weights + 7 * one, weights)
-    return [counts.limits_case(shape, 100, room) for room in rooms]
-
-
-def gpt2_limits_cases(draw: random.Random) -> list[dict]:
-    """Two matrices in the feed-forward; and tables of which a step reads a row, but which lie in memory whole."""
+def error_cases(draw: random.Random) -> list[dict]:
+    """A device that is gone is not full."""
     return [
-        counts.limits_case(counts.known_shape("gpt2"), draw.randrange(1, 40), 500 * 10**6),
-        counts.limits_case(counts.known_shape("gpt2"), 800, 2 * 10**9, bytes_per_element=4),
+        limits.limits_case(draw, 20, 64, half=8.0),
+        limits.limits_case(draw, draw.randrange(20, 60), 64, half=8.0, lost=True),
+    ]
+
+
+def other_knee_cases(draw: random.Random) -> list[dict]:
+    """Machines of all kinds; many samples are slow."""
+    return [
+        limits.limits_case(draw, 10**4, 2048, half=draw.uniform(1, 1000), compute=draw.choice([0.0, 2.0, 20.0]))
+        for _ in range(6)
     ]
 
 
@@ -146,13 +142,14 @@ def gpt2_limits_cases(draw: random.Random) -> list[dict]:
 
 def border_cases(draw: random.Random) -> list[dict]:
     """Exactly at the ridge, exactly at half, above the roof, and no point at all."""
-    at_half = 2 * draw.randrange(5, 60)
+    short = 2.0**-10
+    at_ridge = [[attained * short, attained * short / 150, [short]] for attained in (200e12, 100e12, 150e12)]
+    moved = 2.0 ** draw.randrange(20, 30)
+    half = [[8 * moved, moved, [moved / 1e12] * 2]]
     return [
-        reading.reading_case(
-            [[150, 200 * counts.TERA], [150, 100 * counts.TERA], [150, 150 * counts.TERA]], reading.A100
-        ),
-        reading.reading_case([[at_half, at_half * counts.TERA], [400, 150 * counts.TERA]], reading.A100),
-        reading.reading_case([[2, 9 * counts.TERA], [200, 320 * counts.TERA]], reading.A100),
+        reading.reading_case(at_ridge, reading.A100),
+        reading.reading_case(half, reading.A100),
+        reading.reading_case([[2e9, 1e9, [2e-4, 3e-4]], [200e9, 1e9, [6e-4]]], reading.A100),
         reading.reading_case([], reading.A100),
     ]
 
@@ -175,18 +172,28 @@ def other_machine_cases(draw: random.Random) -> list[dict]:
 
 
 def one_output_cases(draw: random.Random) -> list[dict]:
-    """One token out (a classifier): no decode step at all."""
+    """One token out for each sequence (a classifier): no decode step at all."""
     return [
-        reading.price_case(output_tokens=1, prompt_tokens=draw.randrange(20, 900)),
-        reading.price_case(output_tokens=2),
+        reading.price_case(reading.log(draw, ("prefill", 3))),
+        reading.price_case(reading.log(draw, ("prefill", 8), ("prefill", 5), wait_s=0.01)),
+        reading.price_case(reading.log(draw, ("prefill", 2), ("decode", 2))),
     ]
 
 
-def other_weights_cases(draw: random.Random) -> list[dict]:
-    """Weights of other than 2 bytes, where FLOPs a parameter and bytes a parameter part ways."""
+def idle_cases(draw: random.Random) -> list[dict]:
+    """A machine that waits between its passes, and a log that does not begin at 0."""
+    kinds = [("prefill", 3), *[("decode", 3)] * 6, ("prefill", 1), *[("decode", 4)] * draw.randrange(3, 12)]
     return [
-        reading.price_case(weight_bytes_per_element=b, batch=draw.randrange(1, 50), dtype=dtype)
-        for b, dtype in ((1, "bfloat16"), (0.5, "bfloat16"), (4, "float32"))
+        reading.price_case(reading.log(draw, *kinds, wait_s=0.02)),
+        reading.price_case(reading.log(draw, *kinds, wait_s=0.004, start_s=draw.uniform(10, 999))),
+    ]
+
+
+def utilization_cases(draw: random.Random) -> list[dict]:
+    kinds = [("prefill", draw.randrange(1, 9)), ("decode", 9), ("prefill", 2), ("decode", 11)]
+    return [
+        reading.price_case(reading.BY_HAND_STEPS, **reading.BY_HAND_RATES),
+        reading.price_case(reading.log(draw, *kinds), parameters=draw.randrange(1, 70) * 10**9, peak_flop_per_s=312e12),
     ]
 
 

@@ -1,28 +1,35 @@
 """Lab 02, where the time goes: its exercises and their visible checks.
 
-Every expected value is worked out beside the judges (`counts`, `reading`, `graph`), in plain Python and apart from
-`workbench.instruments.costs`, so that a mistake there could not make the same mistake in an answer right.
+Every expected value is worked out beside the judges (`counts`, `limits`, `reading`, `graph`), in plain Python and
+apart from `workbench.instruments.costs`, so that a mistake there could not make the same mistake in an answer right.
 """
 
 from __future__ import annotations
 
 from workbench.grading.check import Check, Exercise, ExerciseSet, claim, demands
-from workbench.labs.lab02_where_time_goes.checks import counts, edges, graph, probes, reading
+from workbench.labs.lab02_where_time_goes.checks import counts, edges, graph, limits, probes, reading
 
 PRELUDE = """\
 import math
+import statistics
+import time
 
 import torch
+import torch.nn.functional as F
 
 from workbench import checks"""
 
 
-def _layer(name: str, cases) -> Check:
-    return claim(name, probes.run_layer, counts.judge_layer, cases)
+def _calls(name: str, cases) -> Check:
+    return claim(name, probes.run_calls, counts.judge_calls, cases)
 
 
 def _tpot(name: str, cases) -> Check:
     return claim(name, probes.run_tpot, counts.judge_tpot, cases)
+
+
+def _price(name: str, parts: tuple[int, ...], cases) -> Check:
+    return claim(name, probes.run_price, reading.judge_price(parts), cases)
 
 
 EXERCISES = ExerciseSet(
@@ -35,15 +42,17 @@ EXERCISES = ExerciseSet(
             "FLOPs per byte",
             "layer_costs",
             (
-                _layer("linear", counts.linear_cases),
-                _layer("mlp", counts.mlp_cases),
-                _layer("attention-decode", counts.decode_cases),
-                _layer("attention-prompt", counts.prompt_cases),
+                _calls("product", counts.product_cases),
+                _calls("layer", counts.layer_cases),
+                _calls("attention-decode", counts.decode_cases),
+                _calls("attention-prompt", counts.prompt_cases),
                 demands(
                     probes.run_demand,
-                    claim("two-matrices", probes.run_layer, counts.judge_layer, edges.two_matrix_cases),
-                    claim("grouped-heads", probes.run_layer, counts.judge_layer, edges.grouped_cases),
-                    claim("exact", probes.run_layer, counts.judge_layer, edges.exact_cases),
+                    _calls("products-of-heads", edges.heads_cases),
+                    _calls("mixed-elements", edges.mixed_cases),
+                    _calls("grouped-heads", edges.grouped_cases),
+                    _calls("chunks", edges.chunk_cases),
+                    _calls("exact", edges.exact_cases),
                 ),
             ),
             given=(),
@@ -51,15 +60,17 @@ EXERCISES = ExerciseSet(
         Exercise(
             "roofline-tpot",
             "The time of a step",
-            "predict_tpot",
+            "step_times",
             (
                 _tpot("one-sequence", counts.one_sequence_cases),
-                _tpot("batch", counts.batch_cases),
-                _tpot("limits", counts.limit_cases),
+                _tpot("limits", lambda draw: [*counts.batch_cases(draw), *counts.limit_cases(draw)]),
+                claim("measured", probes.run_measure, counts.judge_measure, counts.measure_cases),
                 demands(
                     probes.run_demand,
-                    claim("grouped-heads", probes.run_tpot, counts.judge_tpot, edges.grouped_tpot_cases),
-                    claim("gpt2", probes.run_tpot, counts.judge_tpot, edges.gpt2_tpot_cases),
+                    _tpot("grouped-heads", edges.grouped_tpot_cases),
+                    _tpot("gpt2", edges.gpt2_tpot_cases),
+                    _tpot("any-step", edges.any_step_cases),
+                    claim("noise", probes.run_measure, counts.judge_measure, counts.noise_cases),
                 ),
             ),
             given=(),
@@ -69,15 +80,14 @@ EXERCISES = ExerciseSet(
             "The knee and the wall",
             "batch_limits",
             (
-                claim("knee", probes.run_limits, counts.judge_knee, counts.knee_cases),
-                claim("never", probes.run_limits, counts.judge_knee, counts.never_cases),
-                claim("memory", probes.run_limits, counts.judge_largest, counts.memory_cases),
+                claim("knee", probes.run_limits, limits.judge_knee, limits.knee_cases),
+                claim("wall", probes.run_limits, limits.judge_largest, limits.wall_cases),
+                claim("counted", probes.run_limits, limits.judge_counted, limits.counted_cases),
                 demands(
                     probes.run_demand,
-                    claim("tie", probes.run_limits, counts.judge_knee, edges.tie_cases),
-                    claim("grouped-heads", probes.run_limits, counts.judge_both, edges.grouped_limits_cases),
-                    claim("memory-edges", probes.run_limits, counts.judge_largest, edges.memory_edge_cases),
-                    claim("gpt2", probes.run_limits, counts.judge_both, edges.gpt2_limits_cases),
+                    claim("borders", probes.run_limits, limits.judge_whole, edges.border_of_memory_cases),
+                    claim("errors", probes.run_limits, limits.judge_whole, edges.error_cases),
+                    claim("other-machines", probes.run_limits, limits.judge_knee, edges.other_knee_cases),
                 ),
             ),
             given=(),
@@ -105,13 +115,14 @@ EXERCISES = ExerciseSet(
             "What a million tokens cost",
             "workload_price",
             (
-                claim("prompt-tokens", probes.run_price, reading.judge_price((0,)), reading.price_cases),
-                claim("output-tokens", probes.run_price, reading.judge_price((1,)), reading.price_cases),
-                claim("all-tokens", probes.run_price, reading.judge_price((2,)), reading.price_cases),
+                _price("prompt-tokens", (0,), reading.price_cases),
+                _price("output-tokens", (1,), reading.price_cases),
+                _price("all-tokens", (2,), reading.price_cases),
                 demands(
                     probes.run_demand,
-                    claim("one-output-token", probes.run_price, reading.judge_price((0, 1, 2)), edges.one_output_cases),
-                    claim("other-weights", probes.run_price, reading.judge_price((0, 1, 2)), edges.other_weights_cases),
+                    _price("utilization", (3,), edges.utilization_cases),
+                    _price("one-output-token", (0, 1, 2, 3), edges.one_output_cases),
+                    _price("idle", (0, 1, 2, 3), edges.idle_cases),
                 ),
             ),
             given=(),

@@ -7,6 +7,7 @@ answer is called with what the real parts are called with.
 
 from __future__ import annotations
 
+import copy
 import re
 import types
 from collections.abc import Callable
@@ -45,11 +46,16 @@ def _ceilings(read_bytes_per_s: float, flop_per_s: dict[str, float], launch_s: f
     )
 
 
-def run_layer(answer: Any, layer: str, sizes: dict[str, int]) -> dict:
-    """Call the function named `layer` in a dict of counting functions with `sizes` as keyword arguments."""
-    if not hasattr(answer, "keys") or layer not in answer:
-        return {"missing": layer, "returned": type(answer).__name__}
-    return _returned(answer[layer](**sizes))
+def run_calls(answer: Any, calls: list[dict]) -> dict:
+    """Call `layer_costs(calls)`."""
+    return _returned(answer(copy.deepcopy(calls)))
+
+
+def _of(answer: Any, name: str) -> Callable:
+    """A function of a dict of functions. Raises TypeError where it is none."""
+    if not hasattr(answer, "keys") or name not in answer:
+        raise TypeError(f"a dict with the key {name!r} was expected, and a {type(answer).__name__} came")
+    return answer[name]
 
 
 def run_tpot(
@@ -62,9 +68,9 @@ def run_tpot(
     ceilings: dict,
     dtype: str,
 ) -> dict:
-    """Call `predict_tpot(config, batch=…, …)`."""
+    """Call `predict_tpot(config, batch=…, …)`, the function "predict" of a dict."""
     return _returned(
-        answer(
+        _of(answer, "predict")(
             ModelConfig(**config),
             batch=batch,
             context=context,
@@ -77,28 +83,73 @@ def run_tpot(
     )
 
 
-def run_limits(
-    answer: Any, config: dict, context: int, bytes_per_element: int, memory_bytes: int, ceilings: dict, dtype: str
-) -> dict:
-    """Call `batch_limits(config, context=…, …)`."""
-    return _returned(
-        answer(
-            ModelConfig(**config),
-            context=context,
-            bytes_per_element=bytes_per_element,
-            memory_bytes=memory_bytes,
-            ceilings=_ceilings(**ceilings),
-            dtype=dtype,
-        )
-    )
+def run_measure(answer: Any, call_s: float, work_s: list[float], repeats: int) -> dict:
+    """Call `measure_tpot(step, finish, clock, repeats)`, the function "measure" of a dict, on a machine whose clock
+    stands still but for its steps.
+
+    A step returns after `call_s` and is finished work_s[i] seconds later, the i-th one; steps wait for each other.
+    """
+    now, ready, steps = 0.0, 0.0, 0
+
+    def step() -> None:
+        nonlocal now, ready, steps
+        now += call_s
+        ready = max(now, ready) + work_s[min(steps, len(work_s) - 1)]
+        steps += 1
+
+    def finish() -> None:
+        nonlocal now
+        now = max(now, ready)
+
+    seconds = _of(answer, "measure")(step, finish, lambda: now, repeats)
+    return {"seconds": seconds, "type": kind_of(seconds), "steps": steps}
 
 
-def run_reading(answer: Any, points: list[list[float]], ceilings: dict, dtype: str) -> dict:
-    """Call `read_roofline(points, ceilings, dtype)` with points as (FLOPs per byte, FLOP/s) pairs.
+# --- The knee and the wall ---
+
+
+class Lost(RuntimeError):
+    """The device is gone; memory has nothing to do with it."""
+
+
+def seconds_of(batch: int, fixed_s: float, each_s: float, compute_s: float, noise: list[list[float]]) -> list[float]:
+    """Samples of a step of so many sequences: the first one slow, the others with the noise of one row."""
+    true = max(fixed_s + batch * each_s, batch * compute_s)
+    return [2.5 * true + 0.01, *(true * factor for factor in noise[batch % len(noise)])]
+
+
+def run_limits(answer: Any, max_batch: int, room: int, lost: bool, **machine: Any) -> dict:
+    """Call `batch_limits(measure, max_batch)` on a machine that has room for so many sequences.
+
+    asked: the batches that it wanted to be measured, in order. lost: the device is gone from batch 2 on, and what was
+    raised then is its text under "raised".
+    """
+    asked: list[int] = []
+
+    def measure(batch: int) -> list[float]:
+        asked.append(batch)
+        if not (isinstance(batch, int) and batch >= 1) or len(asked) > 1000:
+            raise ValueError(f"measure({batch!r}): a batch is an int from 1 on, and nobody measures 1,000 of them")
+        if lost and batch > 1:
+            raise Lost("the device does not answer")
+        if batch > room:
+            raise MemoryError(f"batch {batch} does not fit")
+        return seconds_of(batch, **machine)
+
+    try:
+        came = answer(measure, max_batch)
+    except Lost as error:
+        return {"raised": str(error), "asked": asked}
+    return _returned(came) | {"asked": asked}
+
+
+def run_reading(answer: Any, points: list[list], ceilings: dict, dtype: str) -> dict:
+    """Call `read_roofline(points, ceilings, dtype)` with points as (FLOPs, bytes, samples).
 
     Of what came for the points the roofs, the fractions and the helps; or the first that is no such triple.
     """
-    came = answer([tuple(point) for point in points], _ceilings(**ceilings), dtype)
+    given = [(flops, moved, list(samples)) for flops, moved, samples in points]
+    came = answer(given, _ceilings(**ceilings), dtype)
     if not isinstance(came, list | tuple):
         return {"returned": type(came).__name__}
     for number, reading in enumerate(came, 1):
@@ -107,9 +158,9 @@ def run_reading(answer: Any, points: list[list[float]], ceilings: dict, dtype: s
     return {"readings": len(came)} | {part: [r[i] for r in came] for i, part in enumerate(READING)}
 
 
-def run_price(answer: Any, workload: dict, ceilings: dict, dtype: str) -> dict:
-    """Call `workload_price(**workload, ceilings=…, dtype=…)`."""
-    return _returned(answer(**workload, ceilings=_ceilings(**ceilings), dtype=dtype))
+def run_price(answer: Any, steps: list[dict], rates: dict) -> dict:
+    """Call `workload_price(steps, parameters=…, peak_flop_per_s=…, dollars_per_hour=…)`."""
+    return _returned(answer(copy.deepcopy(steps), **rates))
 
 
 # --- One graph ---

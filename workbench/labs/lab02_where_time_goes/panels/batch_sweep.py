@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from workbench.experiments.cards import HERE, card_ceilings
 from workbench.experiments.inputs import plain, shape_of
 from workbench.experiments.steps import decode_step
 from workbench.instruments.records import Measurement
-from workbench.labs.lab02_where_time_goes.batch_sweep import EXPERIMENT, Knee, knee_of, your_knee, your_tpot
+from workbench.labs.lab02_where_time_goes.batch_sweep import (
+    EXPERIMENT,
+    LARGEST_MEASURED,
+    Knee,
+    knee_of,
+    your_knee,
+    your_tpot,
+)
 from workbench.labs.lab02_where_time_goes.price import memory_of
 from workbench.panels import style
 from workbench.panels.base import Panel
@@ -30,16 +38,17 @@ class BatchSweepPanel(Panel):
         ceilings, model = card_ceilings(settings["card"], self.ceilings()), settings["model"]
         memory = memory_of(settings["card"], self.bench.device)
         expected = self.experiment.predict(self.ceilings(), **settings)
+        steps, archive = matching(self.measurements, unit="s"), matching(self.record, unit="s")
+        taken = {_batch(m): m.samples for m in steps} if settings["card"] == HERE else {}
         knee = knee_of(ceilings, shape_of(model), memory_bytes=memory, **at)
         yours = {
             name: part(function, ceilings, model, **at)
             for name, part, function in (
-                ("knee", lambda f, *a, **k: your_knee(f, *a, memory_bytes=memory, **k), self.learner.get("knee")),
+                ("knee", partial(_your_knee, memory, taken), self.learner.get("knee")),
                 ("tpot", _your_curve([int(b) for b, _, _ in expected]), self.learner.get("tpot")),
             )
             if function is not None
         }
-        steps, archive = matching(self.measurements, unit="s"), matching(self.record, unit="s")
         _, first = decode_step(ceilings, model, batch=1, **at)
         costs, _ = decode_step(ceilings, model, batch=int(expected[-1][0]), **at)
         by_batch = {_batch(m): m for m in steps}
@@ -64,6 +73,10 @@ class BatchSweepPanel(Panel):
             + ("; tokens a second as measured here" if steps else "; Run measures this machine"),
             words=_words(settings, knee, first, costs, expected, steps, yours),
         )
+
+
+def _your_knee(memory: float, taken: dict, function, ceilings, model, **at) -> tuple[int | None, int]:
+    return your_knee(function, ceilings, model, memory_bytes=memory, measured=taken, **at)
 
 
 def _your_curve(batches: list[int]):
@@ -135,11 +148,11 @@ def _words(settings, knee: Knee, first, costs, expected, steps, yours) -> str:
         f"the knee is at {by_formula}. Memory is full at batch {knee.memory:,}."
     )
     if "knee" in yours:
-        own, most = yours["knee"]
-        ours = "never" if knee.step is None else f"{knee.step:,}"
+        own, largest = yours["knee"]
         sentences.append(
-            f"Your knee: {'never' if own is None else f'{own:,}'}, ours for the step as a whole: {ours}. Your largest "
-            f"batch: {most:,}, ours: {knee.memory:,}."
+            f"Your knee: {'none' if own is None else f'{own:,}'}, the most tokens per second per second of waiting; "
+            f"the caches weigh as much as the weights at {knee.caches:,.0f}. Your largest batch: {largest:,}, ours: "
+            f"{min(knee.memory, LARGEST_MEASURED):,}."
         )
     if steps:
         a, b = steps[0], steps[-1]

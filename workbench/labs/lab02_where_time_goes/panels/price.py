@@ -34,7 +34,7 @@ class PricePanel(Panel):
         offers = {q.batch: q for q in quotes(self.ceilings(), batches, self.bench.device, **settings)}
         chosen = offers[settings["batch"]]
         price = self.learner.get("price")
-        yours = your_price(price, self.ceilings(), **settings) if price else None
+        yours = your_price(price, self.ceilings(), chosen, **settings) if price else None
         taken = {m.settings["what"]: m for m in self.measurements}
         archive = {m.settings["what"]: m for m in self.record}
         card = settings["card"]

@@ -85,10 +85,8 @@ class RooflinePanel(Panel):
         costs, _ = one_step(self.ceilings(), **step)
         sizes = {k: v for k, v in step.items() if k != "model"}
         shape = shape_of(step["model"])
-        intensities = {
-            o.name: your_intensity(layers, shape, o, **sizes) for o in costs.operations if o.flops and o.part != "other"
-        }
-        return {name: value for name, value in intensities.items() if value is not None}
+        multiplying = [o for o in costs.operations if o.flops and o.part != "other"]
+        return {o.name: your_intensity(layers, shape, o, **sizes) for o in multiplying}
 
 
 def _roof(ends: tuple, ceilings: Ceilings, weights: str, name: str, colour: str, points: list[Point]) -> list[Series]:

@@ -17,6 +17,7 @@ from workbench.panels import style
 from workbench.panels.base import Panel
 from workbench.panels.chart import Axis, Chart, Series, line, measured, recorded, table, view
 from workbench.panels.plots import NOTE, same_knobs
+from workbench.panels.style import milliseconds
 from workbench.panels.view import View
 from workbench.panels.words import recorded_label
 
@@ -30,7 +31,7 @@ NAMES = {
 
 
 class ConvertPanel(Panel):
-    """Lab 04: heads averaged, MHA to GQA or MQA, and a minute of training that mends it, live."""
+    """Lab 04: heads averaged, MHA to GQA or MQA, and a short training that mends it, live."""
 
     experiment = EXPERIMENT
 
@@ -110,7 +111,7 @@ def _chart(made: list[Measurement], record: list[Measurement], heads: int) -> Ch
         title=f"to {heads} key-value head{'s' * (heads > 1)}",
         legend="upper right",
         also=draw_levels,
-        empty="Run converts the model and trains it on, about a minute",
+        empty="Run converts the model and trains it on",
     )
 
 
@@ -142,6 +143,9 @@ def _words(settings: dict[str, Any], made: Sequence[Measurement], record: Sequen
         lines.append(
             f"After {after.counts['tokens_uptrained']:,.0f} tokens more{part}, it stands at {after.median:.3f}: {won}."
         )
+        if times := [m for m in made if m.settings["measured"] == "time"]:
+            count, step = len(times[0].samples), milliseconds(times[0].median)
+            lines.append(f"The {count:,} steps took {step} each (median); how many were made does not depend on it.")
         start = _stage(shown, "trained so")
         if start:
             lines.append(f"A variant that had {heads} from the start stands at {start.median:.3f}: {start.check}.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from matplotlib.axes import Axes
 
@@ -40,15 +40,22 @@ MARKS = {
 }
 
 
-def bars_of_bytes(axes: Axes, names: Sequence[str], labels: Sequence[str], values: Sequence[float], title: str) -> None:
-    """A horizontal bar each, in the colours of the ways, with its name and its bytes: the legend of a plot beside
+def bars_of_ways(
+    axes: Axes,
+    names: Sequence[str],
+    labels: Sequence[str],
+    values: Sequence[float],
+    title: str,
+    text: Callable[[float], str] = readable_bytes,
+) -> None:
+    """A horizontal bar each, in the colours of the ways, with its name and its value: the legend of a plot beside
     it."""
     at = range(len(names))
     top = max(values)
     axes.barh(at, values, height=0.36, color=[COLOURS[n] for n in names], zorder=3)
     for y, name, label, value in zip(at, names, labels, values):
         axes.plot([0], [y - 0.36], marker=MARKS[name], markersize=6, color=COLOURS[name], clip_on=False, zorder=4)
-        style.write(axes, 0.03 * top, y - 0.36, f"{label}: {readable_bytes(value)}", va="center", fontsize=10)
+        style.write(axes, 0.03 * top, y - 0.36, f"{label}: {text(value)}", va="center", fontsize=10)
     axes.set_xlim(0, top * 1.02)
     axes.set_ylim(len(names) - 0.5, -0.75)
     axes.set_yticks([])

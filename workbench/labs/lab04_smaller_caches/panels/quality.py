@@ -18,7 +18,7 @@ from workbench.labs.lab04_smaller_caches.inputs import TARGET, VARIANTS, kind_fo
 from workbench.labs.lab04_smaller_caches.panels.plots import COLOURS, MARKS, apart
 from workbench.labs.lab04_smaller_caches.quality import EXPERIMENT
 from workbench.labs.lab04_smaller_caches.variants import VARIANTS as TITLES
-from workbench.models.seeds import above, losses_by_seed, pooled
+from workbench.models.seeds import above, losses_by_seed, pooled, shipped_tokens_seen, tokens_seen
 from workbench.panels import style
 from workbench.panels.chart import Drawing, table, view
 from workbench.panels.knobs import KnobPanel
@@ -276,9 +276,15 @@ def _seeds_in_words() -> str:
         for model, by_seed in differences.items()
         if abs(mean(by_seed.values())) < 2 * spread.standard_deviation / len(by_seed) ** 0.5
     ]
+    seen, shipped = tokens_seen(), shipped_tokens_seen(VARIANTS[0])
+    shorter = f" for {seen / 1e6:.1f} million tokens, shorter than these models" if shipped > seen else ""
     return (
-        f"Every recipe was run with the seeds {listed([str(seed) for seed in runs])}; from one to another the same "
-        f"difference moves by {spread.standard_deviation:.3f} nats (standard deviation, "
+        f"Every recipe was run with the seeds {listed([str(seed) for seed in runs])}{shorter}; from one to another the "
+        f"same difference moves by {spread.standard_deviation:.3f} nats (standard deviation, "
         f"{spread.degrees_of_freedom} degrees of freedom)"
-        + (f": {listed(within)} cannot be told from MHA here." if within else ", less than each of them.")
+        + (
+            f": {listed(within)} cannot be told from MHA {'there' if shorter else 'here'}."
+            if within
+            else ", less than each of them."
+        )
     )

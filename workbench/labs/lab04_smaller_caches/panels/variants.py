@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from workbench.instruments.memory import readable_bytes
 from workbench.instruments.records import Measurement
 from workbench.kv import stored_dtype
-from workbench.labs.lab04_smaller_caches.panels.plots import COLOURS, MARKS, bars_of_bytes
+from workbench.labs.lab04_smaller_caches.panels.plots import COLOURS, MARKS, bars_of_ways
 from workbench.labs.lab04_smaller_caches.variants import (
     COMPARISONS,
     EXPERIMENT,
@@ -56,7 +56,7 @@ class SmallerDecodePanel(Panel):
         rows += [("yours", last["yours"], None, None, "")] if last["yours"] else []
         return view(
             _times(expected, made, record),
-            Drawing(lambda axes: bars_of_bytes(axes, names, titles, kept, title), f"Bars, {title}: {reserved}.", title),
+            Drawing(lambda axes: bars_of_ways(axes, names, titles, kept, title), f"Bars, {title}: {reserved}.", title),
             height=3.9,
             width_ratios=[2.1, 1],
             table=table(
