@@ -28,7 +28,7 @@ LIVE = list(LECTURES) if ALL else ["00_start_here", "11_serving"]  # the shortes
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 PANELS = (("a", "nothing=size"), ("b", ""))  # the first fails
 
-# What is cut, lies outside its slide or is set too small, and controls that do not stand in line with their names. Letters
+# What is cut, lies outside its slide or is set too small, and controls out of line with their names. Letters
 # of a formula's indices are smaller by nature.
 PROBLEMS = """(least) => {
   const wrong = [];
@@ -187,6 +187,14 @@ def test_what_is_deeper_is_marked_and_passed_over_and_a_number_goes_to_a_sitting
         with page.expect_popup() as popup:
             page.keyboard.press("s")
         assert popup.value.locator(".next h1").inner_text() == "Sitting 2: Two"
+
+
+def test_a_formula_that_is_too_wide_is_set_smaller_and_its_prose_is_not(browser, tmp_path):
+    long = " + ".join(f"x_{{{n}}} y_{{{n}}}" for n in range(14))
+    with opened(browser, f"file://{written(tmp_path, f'# Lab{chr(10)}', f'Words.{chr(10) * 2}$${long}$$')}") as page:
+        size = "getComputedStyle(present.slides()[1].querySelector('p')).fontSize"
+        assert page.locator(".long1").count() == 1 and float(page.evaluate(size).removesuffix("px")) >= 40
+        assert problems(page) == []
 
 
 def test_a_slide_that_a_smaller_window_makes_too_full_is_laid_out_anew(browser, files):
@@ -388,6 +396,7 @@ def run_to_its_end(page) -> None:
     until = time.monotonic() + 900
     while not re.match("done: ", status.inner_text()):
         assert "error" not in status.inner_text() and time.monotonic() < until, status.inner_text()
+        assert page.locator(".foot .failed").count() == 0, page.locator(".foot .failed").inner_text()
         page.wait_for_timeout(100)
 
 

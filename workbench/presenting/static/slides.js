@@ -125,7 +125,9 @@
     const used = last.getBoundingClientRect().bottom - body.getBoundingClientRect().top;
     if (used < 0.5 * body.clientHeight) slide.classList.add("sparse");
   }
-  function narrowFirst(slide) {  // printed lines that are too wide need no smaller prose
+  function narrowFirst(slide) {  // printed lines and formulas that are too wide need no smaller prose
+    for (const block of slide.querySelectorAll(":scope > .body > .block:has(math[display=block])"))
+      for (const step of ["long1", "long2"]) if (tooWide(block)) block.classList.add(step);
     for (const block of slide.querySelectorAll(":scope > .body > .block")) {
       const pre = block.querySelector("pre");
       if (pre && tooWide(block)) { pre.classList.add("long"); if (tooWide(block)) pre.classList.add("wrapped"); }
