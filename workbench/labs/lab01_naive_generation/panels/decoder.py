@@ -36,11 +36,10 @@ from workbench.panels.stage import tell
 from workbench.panels.view import View
 
 SHARES = LinearSegmentedColormap.from_list("shares", ["#FFFFFF", style.TARGET])
-HEIGHT = 6.8  # inches
-MAX_NAMED = 18  # tokens beside the picture that have room for a name each
+MAX_NAMED = 14  # tokens beside the picture that have room for a name each
 MAX_WRITTEN = 8  # heads or layers whose shares are written into their cells
 SHORT = 10  # letters of a token's name
-LOOKED_AT, NEXT = 6, 5  # tokens of each list
+LOOKED_AT, NEXT = 5, 5  # tokens of each list
 GIVEN = {"first": "given to the first token", "previous": "given to the previous token"}
 
 
@@ -78,13 +77,13 @@ class DecoderPanel(Panel):
             _looked_at(attention, names),
             Bars([Bar(n, p, style.TARGET) for n, p in best], _percents("probability"), title="next token"),
             *(_heads(name, made, shape) for name in GIVEN),
-            height=HEIGHT,
+            height=style.TALLEST,
             boxes=[
-                (0.175, 0.47, 0.42, 0.475),
-                (0.755, 0.725, 0.215, 0.22),
-                (0.755, 0.425, 0.215, 0.185),
-                (0.085, 0.075, 0.38, 0.22),
-                (0.6, 0.075, 0.38, 0.22),
+                (0.175, 0.472, 0.42, 0.463),
+                (0.755, 0.771, 0.215, 0.164),
+                (0.755, 0.472, 0.215, 0.164),
+                (0.085, 0.087, 0.38, 0.25),
+                (0.6, 0.087, 0.38, 0.25),
             ],
             table=(["", "counted", "by formula"], _table(made, shape, len(look.ids))),
             caption="The whole model" + (", and means of each head over the text" if made else "; Run counts"),
