@@ -461,7 +461,7 @@ table(
 # 2. **Q, K, V.** Three products give each token a query in each of H_q heads, and a key and a value in each of H_kv
 #    heads. With H_kv < H_q, a group of query heads shares one key-value head (grouped-query attention).
 # 3. [**Rotary embedding.**](../docs/glossary.md#the-model) Queries and keys are rotated, pair by pair, by angles that
-#    grow with the position. Their dot product then depends on the distance between two tokens.
+#    grow with the position. In their dot product, positions then count only by the distance between the two tokens.
 # 4. **Causal attention.** In each head, every query is compared with the keys of its own token and of all before it:
 #    dot products, divided by √D. Softmax makes shares of them that sum to 1, and the result is the sum of the values,
 #    each times its share. Tokens to come are masked: a row predicts the next token without having seen it.
@@ -557,7 +557,8 @@ table(["layer", "length of x before", "added, relative to it", "length after"], 
 # %% [markdown]
 # ## How many operations
 #
-# Each weight of a matrix is used once per token: one multiplication and one addition. So a token takes about
+# Each weight of a matrix is used once per token: one multiplication and one addition (the embedding
+# is the head, too). So a token takes about
 # 2 × parameters FLOPs. Torch can count what really ran:
 
 # %%
@@ -619,8 +620,8 @@ say(
 )
 
 # %% [markdown]
-# That is the whole model. Everything in this course changes *when* these products are computed, *what* is kept of
-# them, and *in how many bits*; the logits must stay the same, or a lab says by how much they do not.
+# That is the whole model. Most of this course changes *when* these products are computed, *what* is kept of them, and
+# *in how many bits*; some labs change the model. Where the logits do not stay the same, a lab says by how much.
 
 # %% [markdown]
 # # Your guesses

@@ -260,8 +260,8 @@ picture(
 )
 
 # %% [markdown]
-# So one user can never keep an accelerator busy. About 300 rows can, and it does not matter which users they
-# belong to.
+# So one row can never keep an accelerator busy. A few hundred can, whether they are one user's prompt or the next tokens
+# of many users.
 #
 # ## The feed-forward
 #
@@ -335,8 +335,9 @@ table(
 )
 
 # %% [markdown]
-# Batching raises the intensity of the matrix products and leaves attention unchanged. Only sharing keys among
-# query heads raises it: with 32 query heads and 8 key-value heads, by nearly 4. Lab 04 is about that.
+# Batching raises the intensity of the matrix products and leaves attention unchanged. Query heads that
+# share keys raise it: with 32 query heads and 8 key-value heads, by nearly 4 (lab 04). So do several new tokens in a
+# step (lab 06).
 
 # %% [markdown]
 # # The roofline
@@ -595,8 +596,8 @@ table(
 #
 # ## Where memory ends
 #
-# A benchmark doubles the batch, 1, 2, 4, …, and at 256 it ends: *out of memory*. That can be known before. The weights
-# and all caches must fit at once. Take Llama-2-13B in 16 bits, with 1,024 tokens for each user:
+# A benchmark is to double the batch, 1, 2, 4, …, up to 256, and ends before: *out of memory*. That can be known
+# beforehand. The weights and all caches must fit at once. Take Llama-2-13B in 16 bits, with 1,024 tokens for each user:
 
 # %%
 thirteen, tokens = public_shape("llama-2-13b"), 1024
@@ -788,23 +789,28 @@ table(["model", "million weights", "predicted", "measured", "p10 to p90"], rows,
 
 # %%
 tiny, large = ([m for m in halves if m.settings["model"] == name] for name in ("stdlib-1m", "random-110m"))
-starting = {m.settings["model"]: m.counts["launch_s"] / m.predicted for m in halves if m.unit == "s"}
+starting = {
+    m.settings["model"]: m.counts["launch_s"] / m.predicted for m in halves if m.settings.get("weights") == "float32"
+}
 
 # %% jupyter={"source_hidden": true}
 say(
     f"Half the bytes made the step of the smallest model **{tiny[-1].median:.2f} times** as fast, that of the largest "
     f"**{large[-1].median:.2f} times**. Starting operations is {starting['stdlib-1m']:.0%} of the smallest model's "
-    f"predicted step, and {starting['random-110m']:.0%} of the largest one's."
+    f"predicted step in float32, and {starting['random-110m']:.0%} of the largest one's."
 )
 
 # %% [markdown]
 # A step of a small model has about as many operations as a step of a large one of the same depth. Each must be
-# started, but in a small model each does very little work. Such a step is **launch-bound**: fewer bytes do not
-# help. Fewer operations do, and cheaper launches.
+# started, but in a small model each does very little work. Such a step is **launch-bound**: fewer bytes help little.
+# Fewer operations help, and cheaper launches. (Is the predicted ratio far below the measured one? Then this processor
+# multiplies square matrices in bfloat16 very slowly, and the prediction expects the same of a single row. The measured
+# ratio counts.)
 #
 # On a large GPU this happens with much larger models, because the GPU reads so fast. A published case (S. Raschka's
-# *LLMs from scratch*, on an A100): a model of 0.6 billion weights generated 26 tokens per second with a KV cache, and
-# 25 without, when every step puts the whole text through the model. Why did the cache gain nothing? Count, with the shape of Qwen3-0.6B, and predict both ways to start:
+# *LLMs from scratch*, on an A100): a model of 0.6 billion weights generated 25 tokens per second with a KV cache, and
+# 26 without, when every step puts the whole text through the model. Why did the cache gain nothing? Count, with the
+# shape of Qwen3-0.6B and a text of 500 tokens, and predict both ways to start:
 
 # %%
 small, a100 = public_shape("qwen3-0.6b"), PUBLISHED["a100-80gb"]
@@ -817,16 +823,16 @@ eager_without = predict(without, a100, "bfloat16", eager=True)
 rows = [
     ["reading every byte", f"{1e3 * with_cache.bytes / a100.read_bytes_per_s:.2f}", ""],
     ["replayed as a captured graph", f"{1e3 * captured.seconds:.1f}", ""],
-    ["started from Python, with a cache", f"{1e3 * eager.seconds:.1f}", f"{1e3 / 26:.1f}"],
-    ["started from Python, without", f"{1e3 * eager_without.seconds:.1f}", f"{1e3 / 25:.1f}"],
+    ["started from Python, with a cache", f"{1e3 * eager.seconds:.1f}", f"{1e3 / 25:.1f}"],
+    ["started from Python, without", f"{1e3 * eager_without.seconds:.1f}", f"{1e3 / 26:.1f}"],
 ]
-assert captured.seconds < 0.1 / 26 and eager.limit == eager_without.limit == "launch"
+assert captured.seconds < 0.1 / 25 and eager.limit == eager_without.limit == "launch"
 table(["one step of qwen3-0.6b on an A100", "predicted, ms", "published, ms"], rows, "by the data sheet, and measured")
 
 # %% jupyter={"source_hidden": true}
 say(
     f"A step has **{with_cache.launches:,} operations**. Started from Python they take {eager.seconds * 1e3:.0f} ms, "
-    f"{eager.seconds * 26:.2f} times what was measured, on another host and with other code than the one that the 28 µs "
+    f"{eager.seconds * 25:.2f} times what was measured, on another host and with other code than the one that the 28 µs "
     f"come from. Bytes and kernels are done in {captured.seconds * 1e3:.1f} ms of it: the card waits for its host, and "
     "the cache saved rows that cost nothing anyway. What helps there is to start less often (fusion) or all at once "
     "(a CUDA graph)."
@@ -1145,14 +1151,14 @@ price_guess.compare(output.median, predicted=output.predicted)
 # %% [markdown]
 # # Five things to take along
 #
-# 1. A step takes as long as the slowest of three: starting operations, moving bytes, doing FLOPs. Ask which one it is
-#    before you change anything; making another one faster changes nothing.
+# 1. Three things take time: starting operations, moving bytes, doing FLOPs. On a GPU the slowest one decides; on a CPU
+#    the calls come on top. Ask which one is largest before you change anything: another one can gain little.
 # 2. The FLOPs per byte of a product with weights are the number of its rows, whoever they belong to. Below the ridge
 #    of the machine, a few hundred on accelerators, memory decides.
-# 3. A batch shares the weights, never the caches. Attention in decode stays below 1 FLOP per byte at any batch, unless
-#    query heads share keys.
-# 4. The knee lies where the caches weigh as much as the weights, and memory is often full soon after. Both follow from
-#    the shape, before anything runs.
+# 3. A batch shares the weights, never the caches. Attention over 16-bit keys, one new token each, stays below 1 FLOP
+#    per byte at any batch, unless query heads share keys.
+# 4. With long texts the knee lies where the caches weigh as much as the weights, with short ones where the products
+#    compute as long as they read. Memory is full later. All three follow from the shape and the card, before anything runs.
 # 5. A measured time alone says little. Beside a prediction from measured ceilings it says what is left to gain, and
 #    what is not understood yet.
 

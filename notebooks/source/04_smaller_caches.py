@@ -199,7 +199,7 @@ say(
 # %% [markdown]
 # ### From many heads to few
 #
-# Nobody trains a large model twice to try GQA. The authors of GQA take a finished MHA model, replace the key
+# Training a large model twice to try GQA is expensive. The authors of GQA take a finished MHA model, replace the key
 # and value heads of each group by their *mean*, and continue training for 5 % of the original training. The
 # panel does the same with our model with MHA: 5 % of its tokens, a fixed number of steps, so that every machine
 # comes to the same model.
@@ -277,7 +277,7 @@ except WorkbenchError as error:
 
 # %% [markdown]
 # This saves bytes *stored*. Every layer still reads the keys it attends over, so a step reads as many bytes as
-# before. More users fit, but one user is not served faster.
+# before. What one user gains is small: half the layers compute and write no keys and values.
 
 # %% [markdown]
 # ## Fewer tokens: windows
@@ -682,8 +682,8 @@ for distance, one in zip(distances.tolist(), folded):
 # %% [markdown]
 # Every cached token would need its own absorbed query. So MLA splits the key in two: a *content* part without a
 # position, which is absorbed, and a small *rotary* part of 64 numbers, one for all heads, which is rotated once
-# and cached. This is the "decoupled" rotary embedding. Published listings of MLA that leave it out describe a
-# model that has no position information.
+# and cached. This is the "decoupled" rotary embedding. Listings of MLA that leave it out describe a model
+# that knows positions from its causal mask alone.
 
 # %% [markdown]
 # ### Which form wins?
@@ -1065,11 +1065,11 @@ say(
 # Why does the one follow the other at all? All these memories are equally full, so every variant's step reads about
 # the same bytes of keys and values, and the weights once. If reading were all, every step would take equally long,
 # and tokens would grow as sequences do. What keeps them below that is all that a *row* costs besides: its arithmetic,
-# and, for latents, the scores, which our absorbed attention writes to memory. Two kinds earn less by their nature: a
+# and, for latents, the scores, which our absorbed attention writes to memory. Two kinds do worse by their nature: a
 # layer without keys of its own reads those of another *again*, and int8 codes are turned back into float32 before they
 # are used.
 #
-# On a large card reading is nearly all. Take the shape of Llama 2 7B on a card of 80 GB, weights in 16 bits, 4,000
+# On a large card reading is nearly all, while the rows are few. Take the shape of Llama 2 7B on a card of 80 GB, weights in 16 bits, 4,000
 # tokens in every sequence: as it is, with MHA, and, as if it had been trained so, with a key-value head for every four
 # query heads, with one, and with the latent of DeepSeek-V3. Predicted only, from the card's data sheet:
 
@@ -1298,10 +1298,10 @@ table(
 #
 # 1. Bytes per token are a product, 2·L·H_kv·D·S·b. Each method divides one factor, so methods on different factors
 #    multiply, and which one a model uses is read from its shape, not from its name.
-# 2. A full memory is read once in every step whatever is in it. So a smaller cache earns tokens a second by letting
-#    more sequences share the step, until their arithmetic takes as long as the reading.
+# 2. A full memory takes about as long to read with few large caches as with many small ones. So a smaller cache earns
+#    tokens a second by letting more sequences share the step, until their arithmetic takes as long as the reading.
 # 3. Bytes stored and bytes read are different things. Shared layers and codes without a fused kernel save the first and
-#    not the second: more users, no faster.
+#    not the second: more users fit, a step has as much to read, and codes take longer.
 # 4. Absorption moves a matrix from the side that grows (the cached tokens) to the side that does not (the new one). It
 #    works only if nothing that depends on the position stands between, which is why the rotary part is separate.
 # 5. A difference of quality between two models counts only beyond the spread between seeds, and a published remedy such

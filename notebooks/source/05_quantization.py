@@ -140,8 +140,8 @@ say(
 )
 
 # %% [markdown]
-# "3.15 times at best" holds for *this shape*: a vocabulary of 128,256 tokens, a width of 4,096. The smaller the
-# model, the larger the share of its head:
+# "3.15 times at best" holds for *this shape*: a vocabulary of 128,256 tokens, a width of 4,096. Small models
+# with large vocabularies have the largest share:
 
 # %% jupyter={"source_hidden": true}
 rows = []
@@ -1223,8 +1223,10 @@ say(
 # %% [markdown]
 # To save time, a code must be converted to a number on its way to the multiply. Torch has such a kernel for
 # CPUs, for bfloat16 inputs and codes of 4 bits in groups; 8-bit codes take two of those. Here is a step of our
-# model, which fits into a processor's cache, and of a shape of 110 million weights, which does not. The
-# prediction includes bytes and launches, but not the cost of converting codes.
+# model, which fits into many processors' caches, and of a shape of 110 million weights, which seldom does. The
+# prediction takes bytes, launches and arithmetic, but not the cost of converting codes. Its arithmetic runs at the speed
+# of square products. Without bfloat16 instructions those can be many times slower than one row is: where a prediction
+# is several times what was measured, that ceiling is wrong for one row. Then compare the measurements only.
 
 # %% jupyter={"source_hidden": true}
 int4_guess = ask(
@@ -1455,11 +1457,11 @@ assert len(e2m1) == 15 and max(e2m1) == 6
 # # Five things to take along
 #
 # 1. Few bits save time only where a step waits for weights. The head that stays in 16 bits, scales and launches take
-#    their part: 4 bits are at best 3.15 times fewer bytes for an 8B model, not 4.
+#    their part: 4 bits in groups of 128 are at best 3.15 times fewer bytes for Llama 3.1 8B, not 4.
 # 2. An error is counted in steps, and the widest number of a group sets the step. All that groups, clipping, rotations and
 #    codebooks do is to keep the step small for the many.
-# 3. Which weights matter is seen in the inputs, not in the weights. Where no input is larger than the others, there is
-#    nothing to protect, and our small model is such a case.
+# 3. Which weights matter is seen in the inputs, not in the weights. Where inputs are about equally large, there is
+#    little to protect; our small model, after its norms, is such a case.
 # 4. An outlier is a matter of scale between two operations: a norm can hand it to the weights or take it back, and the
 #    function stays. AWQ and SmoothQuant both live on that.
 # 5. Calibration text is training data. What was fitted to it must be judged on other text, or it looks many times better

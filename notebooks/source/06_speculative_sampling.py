@@ -43,7 +43,7 @@ passages = held_out_passages(tokenizer, 192, 8)
 # %% [markdown]
 # ## Predict
 #
-# The draft has a tenth of the target's size. Each round it drafts four tokens, and the target verifies them in
+# The draft has about a seventh of the target's weights. Each round it drafts four tokens, and the target verifies them in
 # *one* pass.
 
 # %% jupyter={"source_hidden": true}
@@ -544,7 +544,7 @@ table(
 )
 
 # %% [markdown]
-# Look at the second: the residual was not normalized to 1. Our inverse CDF then gives the missing probability to the
+# Look at "residual not renormalized". Our inverse CDF (lab 01) then gives the missing probability to the
 # last token of the vocabulary. That token comes too often, and nobody would see it in a text. The last error
 # concerns sampling only: with greedy decoding it is right.
 
@@ -656,7 +656,8 @@ table(["", "distance from the filtered target's distribution", "α of the first 
 # The outcomes of real models cannot be enumerated, but they can be counted. At held-out texts where target and
 # draft disagree about every other time, generate thousands of texts of three tokens each with the real rule on
 # the real distributions, and compare the counts with the target's distribution by Pearson's chi-square,
-# $\sum (n - e)^2 / e$.
+# $\sum (n - e)^2 / e$. If the rule is right, this is about the number of different texts, less one (its *degrees of
+# freedom*). The *p-value* is the probability of a χ² at least as large by chance; it has nothing to do with our p.
 #
 # A statistical test gives false alarms at a known rate: here a *correct* rule is called wrong in one of a
 # thousand runs, all positions together. Beside it the wrong rules, on the same random numbers:
@@ -714,7 +715,7 @@ say(
 # %% jupyter={"source_hidden": true}
 alpha_guess = ask(
     "acceptance rate",
-    "A draft of a tenth of the size, at temperature 1, on code that neither model has seen: which share of its tokens is"
+    "A draft of a seventh of the size, at temperature 1, on code that neither model has seen: which share of its tokens is"
     " accepted, on average?",
     kind="slider",
     example=0.8,
@@ -735,10 +736,7 @@ along.bar(range(len(shown)), shown, color=style.DRAFT, width=0.9)
 style.label(along, x="token of a held-out text", y="α = 1 − TV(p, q)", title="easy and hard, token by token")
 spread.hist(agreement.flatten().numpy(), bins=20, color=style.DRAFT)
 style.label(spread, x="α", y="places", title="all places")
-alt = (
-    "α jumps between nearly 1 and nearly 0 from token to token; over all places it is a hill around one half, and "
-    "a peak near 1."
-)
+alt = "α jumps from token to token, from nearly 1 to far below; over all places it is a broad hill and a peak near 1."
 picture(figure, alt)
 
 # %%
@@ -860,7 +858,7 @@ say(
 #
 # $$\text{speed-up} = \frac{E(\alpha, K)}{v(K + 1) + K \cdot c}$$
 #
-# With v = 1 (theorem 3.8 of the same paper) there is a best K for every α and c.
+# With v = 1 (theorem 3.8 of Leviathan and others) there is a best K for every α and c.
 
 # %% jupyter={"source_hidden": true}
 optimum_guess = ask(
@@ -931,7 +929,7 @@ say(
     f"**{best.median:.2f} times** at K = {best.settings['K']}, with {best.counts['tokens_per_round']:.2f} tokens per"
     f" round."
     f" Measured over predicted is {min(ratios):.2f} to {max(ratios):.2f}; with one α for all positions and v = 1 it"
-    f" would be {min(rough):.2f} to {max(rough):.2f}. What is not in the prediction: the engine around the models."
+    f" would be {min(rough):.2f} to {max(rough):.2f} (most of that difference is v). What is not in the prediction: the engine around the models."
     f" {at_four.check[0].upper()}{at_four.check[1:]}."
 )
 
@@ -1002,8 +1000,9 @@ losing = [B for B in sizes if by["speed-up", B].median < 1]
 say(
     f"Alone {by['speed-up', 1].median:.2f} times; with {sizes[-1]} sequences {by['speed-up', sizes[-1]].median:.2f} times"
     + (f", and it loses from B = {losing[0]} on. " if losing else ". ")
-    + "A processor with two cores runs out of arithmetic early. A large card has far more to spare beside its"
-    " memory, so speculation loses at a larger batch only. Predicted:"
+    + "Two things change with B: a verification takes more steps, and other texts give other tokens per round (see the"
+    " table). Compare the verifications to see the batch alone. A processor has little arithmetic to spare beside its"
+    " memory. A large card has far more, so speculation loses at a larger batch only. Predicted:"
 )
 
 # %%
@@ -1053,8 +1052,9 @@ say(
 # %% [markdown]
 # ## When the text is unpredictable
 #
-# Digits of π. The target, greedy, invents some, and our draft model others; each round pays for K draft steps
-# and gains almost nothing. (Another draft may agree with the target even here: lab 07.) The solution is to *detect* this. The **dynamic** length records the acceptance by
+# Digits of π. Neither model knows them, so all depends on whether both write the *same* wrong digits. Where they do not,
+# each round pays for K draft steps and gains almost nothing. (Lab 07 looks at what the target writes here.) A loss can
+# be *detected*. The **dynamic** length records the acceptance by
 # position, measures what drafts and verifications take beside plain steps, chooses the K with the most expected
 # tokens per time, and switches the draft **off** if every K loses. From then on it tests the draft again from time
 # to time, for about one percent of the time:
@@ -1103,7 +1103,7 @@ recorded = [
 say(
     f"The worst fixed length, K = {worst.settings['K']}, makes it {worst.median:.2f} times as fast. The dynamic one:"
     f" {dynamic.median:.2f} times, with {dynamic.counts['plain_rounds'] / dynamic.counts['rounds']:.0%} of its rounds"
-    " plain steps. Where the draft is hardly ever right, 1 is the best there is. The first rounds, from which the policy"
+    " plain steps. Only where every K loses is 1 the best there is. The first rounds, from which the policy"
     " learns, cost something, and a short text does not earn it back. In the archive, with six texts:"
     f" {', '.join(recorded) or 'nothing yet'}."
 )
@@ -1139,11 +1139,11 @@ say(
 # # Five things to take along
 #
 # 1. One pass over K + 1 tokens gives K + 1 distributions. While reading the weights is what takes time, that pass
-#    costs about one step.
+#    costs little more than one step.
 # 2. Accept with min(1, p/q), correct from the residual, take a bonus if all were accepted: then every token has the
 #    target's distribution, whatever the draft is.
-# 3. α = Σ min(p, q) is 1 minus a distance of distributions. It jumps from token to token, so a mean α predicts less
-#    than α by position.
+# 3. α = Σ min(p, q) is 1 minus a distance of distributions. It jumps from token to token, so a mean α describes no
+#    single place.
 # 4. The speed-up is tokens per round over v(K + 1) + K · c. A batch raises v, a small target raises c, and either
 #    can turn a gain into a loss.
 # 5. An error in the rule, in q or in a cache leaves good text from another distribution. Enumerate in fractions,
@@ -1152,7 +1152,7 @@ say(
 # %% [markdown]
 # # The next question
 #
-# The rule asks nothing of the draft but the distribution it drew from. A model of a tenth of the size is one answer,
+# The rule asks nothing of the draft but the distribution it drew from. A model of a seventh of the size is one answer,
 # and each of its tokens takes a good part of a step. What else can draft: a copy of the prompt, a table, the target's
 # own hidden states, the target itself? [Lab 07](07_better_drafts.ipynb) compares ten drafts behind one interface.
 

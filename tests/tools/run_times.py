@@ -45,8 +45,9 @@ def main() -> None:
 def table() -> list[str]:
     """In Markdown: each lab with what was measured, what was counted, and what is estimated from it."""
     lines = [
-        "| Lab | lecture runs | processor time | load before | answers run | words | exercises | reading, estimated |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
+        "| Lab | lecture runs | processor time | load before | answers run | words | exercises | reading, estimated |"
+        " sittings |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for one in times.labs(times.read()).values():
         run, answers = one.lecture.run, one.answers and one.answers.run
@@ -55,6 +56,7 @@ def table() -> list[str]:
             cells = [f"{run.seconds:.0f} s", f"{run.processor_s:.0f} s", f"{run.load:.1f}"]
         cells.append(f"{answers.seconds:.0f} s" if answers else "not measured" if one.answers else "")
         cells += [f"{one.words:,}", str(len(one.exercises) or ""), f"{one.reading_minutes} min"]
+        cells.append(" + ".join(f"{minutes:.0f}" for minutes in one.lecture.sitting_minutes()) + " min")
         lines.append(f"| {one.lecture.title} | {' | '.join(cells)} |")
     return lines
 
