@@ -150,6 +150,7 @@ REASONS = {
         "workbench/labs/lab11_serving/probes.py wrong_value: ValueError, KeyError, TypeError",
         "workbench/labs/lab11_serving/servers.py Peer.wait_until_ready: OSError, http.client.HTTPException",
         "workbench/labs/lab05_quantization/panels/numbers.py _value_in: WorkbenchError",
+        "workbench/labs/lab04_smaller_caches/larger_batch.py limits_of_larger_batch.takes: WorkbenchError",
         "workbench/models/evaluation.py parses: SyntaxError, ValueError, OverflowError",
         "workbench/presenting/deck.py parted: SyntaxError",
         "workbench/presenting/needs.py _statements: SyntaxError",

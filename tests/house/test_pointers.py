@@ -70,7 +70,7 @@ def resolved(dotted: str) -> bool:
 def test_pointers_are_seen_where_a_text_has_some():
     """Also over the end of a line."""
     text = in_one_line(ROOT / "solutions" / "04_smaller_caches.py")
-    assert ("04", "Which one?") in pointed_sections(text)
+    assert ("04", "Smaller caches buy larger batches") in pointed_sections(text)
     assert pointed_sections('see lab 6, "The rule" and "Two caches".') == [("06", "The rule"), ("06", "Two caches")]
     assert resolved("workbench.kv.blocks.NoRoom") and resolved("wb.generate") and not resolved("workbench.kv.no.such")
 
