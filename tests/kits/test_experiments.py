@@ -393,6 +393,7 @@ def test_only_how_often_and_on_how_much_is_cut_and_within_what_is_allowed():
         "prompts",
         "texts",
         "draws",
+        "seeds",  # of random choices
         "seconds",
         "evaluations",
         "requests",
