@@ -252,7 +252,7 @@ class LabPage:
         """The first output with a Run button that holds `words`. among: how many the lecture has."""
         run = button(self.page, "Run")
         output = self.book.locator(".jp-OutputArea-output").filter(has=run).filter(has_text=words)
-        expect(output).to_have_count(among, timeout=30_000)
+        expect(output).to_have_count(among, timeout=120_000)  # its kernel may still import, on a busy machine
         output = output.first
         output.scroll_into_view_if_needed()
         return PanelOnPage(self, output)

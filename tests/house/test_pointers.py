@@ -6,6 +6,7 @@ Read are lectures, exercises and the checks and hints of every lab.
 from __future__ import annotations
 
 import importlib
+import json
 import re
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from workbench.grading.check import ExerciseSet
 from workbench.labs import current_name, exercise_sets, experiment_names, panel_names
 from workbench.panels.base import Panel
+from workbench.site.pages import for_reading
 
 ROOT = Path(__file__).parents[2]
 LECTURES = {f.name[:2]: f for f in sorted((ROOT / "notebooks" / "source").glob("*.py"))}
@@ -96,6 +98,22 @@ def test_a_named_file_is_there(file):
         assert (ROOT / "notebooks" / path).resolve().exists(), path
     for name in re.findall(r"`(\w+\.py)`", text):
         assert list(ROOT.glob(f"kernels/{name}")) or list((ROOT / "workbench").rglob(name)), name
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda file: file.stem)
+def test_a_link_inside_a_lecture_leads_to_a_heading_in_jupyterlab_and_on_the_site(file):
+    """JupyterLab puts hyphens between the words of a heading and keeps its capitals; the site's names have none."""
+    notebook = json.loads(file.read_text(encoding="utf-8"))
+
+    def linked_and_named(made: dict) -> tuple[set[str], set[str]]:
+        text = "\n".join("".join(cell["source"]) for cell in made["cells"] if cell["cell_type"] == "markdown")
+        named = re.findall(r"^#+ (.+)$", text, flags=re.M)
+        return set(re.findall(r"\]\(#([^)\s]+)\)", text)), {heading.strip().replace(" ", "-") for heading in named}
+
+    linked, named = linked_and_named(notebook)
+    assert linked <= named
+    linked, named = linked_and_named(for_reading(notebook, file.name))
+    assert linked <= {re.sub(r"[^\w-]", "", name.lower()) for name in named}
 
 
 @every_text

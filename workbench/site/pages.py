@@ -14,6 +14,8 @@ from workbench.files import read_json_object
 DOCUMENTS = ("glossary", "results", "running", "elsewhere", "map", "architecture", "instructor", "contributing")
 SHOWN = {"text/html", "text/markdown", "text/plain", "image/png", "image/svg+xml"}
 HEADING = re.compile(r"#{1,5} ")
+# A link to a heading of the same notebook: JupyterLab keeps its capitals, the site's names of headings have none.
+HEADING_LINK = re.compile(r"(?<=\]\(#)[^\s()]+(?=\))")
 # Of outputs, whose links Sphinx leaves as they are: the text before the suffix of a page of ours.
 PAGE_LINK = re.compile(r"""((?:\]\(|href=["'])(?![a-z]+:)[^\s()"'#]+)\.(?:ipynb|md)(?=[#)"'])""")
 CONTENTS = """
@@ -95,7 +97,7 @@ def _under_one_title(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _cell(cell: dict[str, Any], name: str) -> dict[str, Any]:
     if cell["cell_type"] != "code":
-        return cell
+        return {**cell, "source": HEADING_LINK.sub(lambda link: link[0].lower(), _joined(cell["source"]))}
     outputs = [_output(output, name) for output in cell["outputs"]]
     metadata = dict(cell["metadata"])
     if metadata.get("jupyter", {}).get("source_hidden"):
