@@ -1036,8 +1036,8 @@ table(["", "per token", "against its own plain", "against our plain"], rows, lab
 # %% [markdown]
 # ## Published results beside ours
 #
-# One paper has measured many drafts on one machine (EAGLE-3, [table 1](https://arxiv.org/abs/2503.01840): Vicuna 13B,
-# RTX 3090, greedy). Its column for code, HumanEval, beside our recorded runs on code. *Worth* is the speed-up over
+# One paper has measured many drafts on one target (EAGLE-3, [table 1](https://arxiv.org/abs/2503.01840): Vicuna 13B,
+# greedy). Its column for code, HumanEval, beside our recorded runs on code. *Worth* is the speed-up over
 # the tokens per pass: 1 if draft and wider pass cost nothing.
 
 # %% jupyter={"source_hidden": true}

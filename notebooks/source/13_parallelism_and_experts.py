@@ -361,7 +361,7 @@ step_of = {(m.settings["which"], m.settings["batch"]): m for m in routed if m.se
 largest = max(counted)
 read = {batch: m.counts["weights_read"] / batch for batch, m in counted.items()}
 say(
-    f"Here: weights read per token are {read[1] / 1e6:.2f} M values for one sequence and {read[largest] / 1e6:.2f} M for"
+    f"Here: weights read per token are {read[1] / 1e6:.3f} M values for one sequence and {read[largest] / 1e6:.3f} M for"
     f" {largest}. A step of the mixture takes {step_of['mixture', 1].median / step_of['dense', 1].median:.1f} times as long as"
     f" that of a dense model with as many active parameters at batch 1, and"
     f" {step_of['mixture', largest].median / step_of['dense', largest].median:.1f} times at batch {largest}, and at most"
