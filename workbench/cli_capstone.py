@@ -93,12 +93,17 @@ def run_predict(args: argparse.Namespace) -> int:
 
     submission, track = _read(args.folder)
     predicted = predict(submission, track)
-    print(f"{predicted.tokens_per_s:.0f} tokens/s within the objectives, predicted for this machine")
+    print(f"{predicted.tokens_per_s:.0f} tokens/s within the objectives, predicted for this machine by its steps")
     constants = {name: value for name, value in predicted.rates.items() if value}
     said = ", ".join(f"{name.removesuffix('_s')} {1e6 * value:.3g} µs" for name, value in constants.items())
     print(f"by {predicted.steps} steps of two practice traces: {said}")
     print(f"the predicted run's own steps took {predicted.measured_tokens_per_s:.0f} tokens/s")
-    print(f'put it into submission.json: "predicted_tokens_per_s": {predicted.tokens_per_s:.0f}')
+    low, *_, high = predicted.rehearsed_tokens_per_s
+    print(
+        f"rehearsed as the judge times it: {predicted.median_tokens_per_s:.0f} tokens/s, the median of"
+        f" {len(predicted.rehearsed_tokens_per_s)} practice traces ({low:.0f} to {high:.0f})"
+    )
+    print(f'put it into submission.json: "predicted_tokens_per_s": {predicted.median_tokens_per_s:.0f}')
     return 0
 
 

@@ -286,8 +286,9 @@ for predicted in (400, 440, 500, 800):
     print(f"predicted {predicted}, measured 400: {prediction_score(predicted, 400):.2f} of 1")
 
 # %% [markdown]
-# `workbench capstone predict` makes one: it fits the rates of the judge's clock to this machine (seconds per pass, row and
-# byte, from two practice traces), then counts a third trace by them. You can do better if you know what they leave out.
+# `workbench capstone predict` makes two. It fits the rates of the judge's clock to this machine (seconds per pass, row and
+# byte, from two practice traces), and counts a third trace by them. Then it rehearses: five more practice traces, timed as
+# the judge will time its own. What the two differ by happens between the steps: requests on their way, and waiting.
 #
 # ## A whole submission, tried
 #

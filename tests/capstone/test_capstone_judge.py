@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -621,7 +622,9 @@ def test_the_command_from_a_new_folder_to_the_board(tmp_path: Path, small: None,
     assert cli.main(["capstone", "run", folder, "--json", "--seed", "3"]) == 0
     assert json.loads(capsys.readouterr().out)["share_served"] == 1.0
     assert cli.main(["capstone", "predict", folder]) == 0
-    assert "predicted_tokens_per_s" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    rehearsed = int(re.search(r"rehearsed as the judge times it: (\d+) tokens/s, the median of 5 practice", said)[1])
+    assert rehearsed > 0 and f'"predicted_tokens_per_s": {rehearsed}' in said
     bad = write(tmp_path / "bad", '{"track": "cost", "points": 100}')
     none = tmp_path / "none"
     arguments = ["capstone", "judge", str(none), str(bad), folder, "--pairs", "1", "--board", records, "--seed", "4"]
