@@ -23,10 +23,6 @@ LECTURES = live.lectures_in(ROOT)
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
 
-# Drawn before pictures had a greatest height; none is left when this lecture has been executed again.
-RECORDED_TALLER: dict[str, int] = {}
-
-
 def text(source: str) -> dict:
     return {"cell_type": "markdown", "id": "a", "metadata": {}, "source": source}
 
@@ -114,7 +110,7 @@ def test_pictures_are_low_enough_for_their_letters_to_be_read_on_a_slide():
                 wide, high = struct.unpack(">II", base64.b64decode(png[:44])[16:24])
                 if high > wide * style.TALLEST / style.sheet()["figure.figsize"][0] + 1:
                     tall[name] = tall.get(name, 0) + 1
-    assert {name: count for name, count in tall.items() if count > RECORDED_TALLER.get(name, 0)} == {}
+    assert tall == {}
 
 
 def test_a_panel_has_one_slide_with_the_result_that_was_recorded(lecture):
