@@ -929,7 +929,7 @@ say(
     f"**{best.median:.2f} times** at K = {best.settings['K']}, with {best.counts['tokens_per_round']:.2f} tokens per"
     f" round."
     f" Measured over predicted is {min(ratios):.2f} to {max(ratios):.2f}; with one α for all positions and v = 1 it"
-    f" would be {min(rough):.2f} to {max(rough):.2f} (most of that difference is v). What is not in the prediction: the engine around the models."
+    f" would be {min(rough):.2f} to {max(rough):.2f}. What is not in the prediction: the engine around the models."
     f" {at_four.check[0].upper()}{at_four.check[1:]}."
 )
 
@@ -1104,7 +1104,8 @@ say(
     f"The worst fixed length, K = {worst.settings['K']}, makes it {worst.median:.2f} times as fast. The dynamic one:"
     f" {dynamic.median:.2f} times, with {dynamic.counts['plain_rounds'] / dynamic.counts['rounds']:.0%} of its rounds"
     " plain steps. Only where every K loses is 1 the best there is. The first rounds, from which the policy"
-    " learns, cost something, and a short text does not earn it back. In the archive, with six texts:"
+    f" learns, cost something, and a short text {'does not earn' if dynamic.median < 1 else 'need not earn'} it back. In"
+    " the archive, with six texts:"
     f" {', '.join(recorded) or 'nothing yet'}."
 )
 

@@ -1055,7 +1055,6 @@ for m in recorded.of("drafts.draft_speed"):
     if m.settings["texts"] == "code" and not m.settings["temperature"] and "dynamic" not in m.settings["drafter"]:
         name = title_of(m.settings["drafter"])
         ours["draft model" if name.startswith("stdlib") else name] = m
-assert max(vicuna.keys() & ours.keys(), key=lambda name: ours[name].median) == "prompt lookup"
 rows, worth = [], {}
 for name, (tokens, times) in vicuna.items():
     m = ours.get(name)
@@ -1103,10 +1102,15 @@ say(
 
 # %% [markdown]
 # ### A tiny target flatters copies
-#
-# ⚠ In our table prompt lookup beats every model and head; in the published one it is nearly last. Do not take ours
-# home. Two things are different here. A step of a tiny target is bound by launches, and so is each step of a draft;
-# only a copy is free. And a tiny target repeats itself, above all when it is greedy:
+
+# %% jupyter={"source_hidden": true}
+first, *others = sorted(vicuna.keys() & ours.keys(), key=lambda name: -ours[name].median)
+place = "beats every model and head" if first == "prompt lookup" else f"comes after {first}"
+say(f"⚠ In our table prompt lookup {place}; in the published one it is nearly last. Do not take ours home.")
+
+# %% [markdown]
+# Two things are different here. A step of a tiny target is bound by launches, and so is each step of a draft; only a
+# copy is free. And a tiny target repeats itself, above all when it is greedy:
 
 
 # %%

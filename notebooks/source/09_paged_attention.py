@@ -991,8 +991,14 @@ assert all(
     hit < 50 for way, guesses in seen.items() for g, (hit, _) in guesses.items() if (way, g) != ("no tenants", "asthma")
 )
 say(
-    f"Without tenants the right guess is {slow_s / fast_s:.0f} times as fast as the next best: Alice's "
-    "diagnosis, found by measuring time. With the tenant in the first hash nothing of Alice's is found, and the few "
+    (
+        f"Without tenants the right guess is {slow_s / fast_s:.0f} times as fast as the next best: Alice's diagnosis, "
+        "found by measuring time. "
+        if fast_s < slow_s
+        else "Without tenants only the right guess is found, and a busy machine has hidden it in the times: Mallory "
+        "measures again. "
+    )
+    + "With the tenant in the first hash nothing of Alice's is found, and the few "
     "tokens that are found are Mallory's own, of his guess before. Real services leaked in this way (Gu and others, "
     "2025, found it in seven)."
 )
