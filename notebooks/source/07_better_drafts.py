@@ -401,10 +401,12 @@ grammar.snapshot()
 # %%
 never, exact, by_text = (jumps[name].counts for name in ("never", "tokens", "text"))
 assert exact["tokens"] == never["tokens"] and by_text["calls"] < exact["calls"] < never["calls"]
-answers = {name: "".join(text for text, _ in m.settings["pieces"]).removesuffix("<|endoftext|>") for name, m in jumps.items()}
 jump_guess.compare(100 * by_text["calls"] / by_text["tokens"], how="counted")
 
 # %% jupyter={"source_hidden": true}
+answers = {
+    name: "".join(text for text, _ in m.settings["pieces"]).removesuffix("<|endoftext|>") for name, m in jumps.items()
+}
 say(
     f"Without a jump: {never['tokens']:.0f} tokens, {never['calls']:.0f} calls, `{answers['never']}`. Jumping only where one token is legal,"
     f" the same tokens in {exact['calls']:.0f} calls. Jumping by text, {by_text['tokens']:.0f} tokens, of which"
