@@ -5,8 +5,14 @@
 # anything may draft. Which draft is best, on which text, and when does none help?
 #
 # A draft saves passes of the target. It costs its own time, and makes the target's passes wider. This lab has
-# ten drafts behind one interface. Some copy text, some use n-gram counts, some are models, and one uses the
-# target itself.
+# ten drafts behind one interface:
+#
+# | a guess comes from | drafts |
+# |---|---|
+# | the text so far | prompt lookup; prompt lookup, else the draft model |
+# | counts of the training text | n-gram table, phrases |
+# | another model | draft model; staged (a draft for the draft) |
+# | the target itself | its weights in 4 bits, Medusa, EAGLE, lookahead |
 #
 # Two sittings of at most 40 minutes: **Copies, lengths and grammars**, and **Trees, heads and long contexts**.
 
@@ -127,7 +133,8 @@ say(
 # $$\min(1,\, p(x)/q(x)) = p(x), \qquad \text{residual} \propto \max(0,\, p - q) = p \text{ without } x$$
 #
 # So a table, a copy or a list of phrases can draft like any model. By enumeration, as in lab 06: a target over
-# three tokens, a draft that always picks token 1, and the distribution of all texts of three tokens.
+# three tokens, a draft that always picks token 1, two in a round, each with one guess (`(1, 1)`; trees will have more),
+# and the distribution of all texts of three tokens.
 
 # %%
 DISTRIBUTIONS = theory.table(5, 3, 2), theory.table(1, 6, 3), theory.table(2, 2, 6)
@@ -248,7 +255,8 @@ say(
 # A fixed K drafts as much where the draft is always wrong as where it is always right. But the draft also knows
 # the probability it gave each token. **Threshold**: draft while the product of these probabilities is above a
 # threshold. After a rejection, move the threshold toward the product at the rejected token; if all were
-# accepted, lower it by a step; keep it within bounds.
+# accepted, lower it by a step; keep it within bounds. (There are others: J. Mamou and others, 2024, train a classifier
+# for this decision; transformers stops at a token whose own probability is below a fixed threshold.)
 #
 # Is that still exact? The decision to stop looks at the token that was just drawn. That is allowed, as long as
 # that token is *still proposed*. Throwing away a token of low confidence changes the distribution of those that
@@ -280,6 +288,10 @@ print(f"stopping after an unsure token: all {len(stops)} texts as the target wri
 print(f"throwing it away: the text {worst} has {throws[worst]} instead of {wanted[worst]}")
 
 # %% [markdown]
+# Why 27/64? Half of the time the draft draws 0, is sure of it, and p accepts it. In the other half the token is taken
+# back, and p draws in its place: 0 again half of the time. So 0 comes with probability 3/4 in place of 1/2, and three
+# times in a row with (3/4)³.
+#
 # The controller in code (the engine's: `workbench/speculation/lengths.py`). The engine asks it for a limit, then
 # after every drafted token whether to go on, and tells it at the end of a round what was accepted:
 
