@@ -176,8 +176,7 @@ print(repr(tokenizer.decode(look_up(tokens, 4))))
 
 # %% [markdown]
 # The real one (`workbench/speculation/drafts/lookup.py`) keeps an index, so that a look-up takes microseconds
-# for any length of text. When the copy reaches the end of the text, it continues with the tokens it has just
-# copied.
+# for any length of text; and a copy that reaches the end of the text goes on with what it has just copied.
 #
 # An **n-gram table** uses more than this text: it counts which token followed the last few tokens in a million
 # characters of the training modules. It has probabilities, so its tokens can be sampled or picked. **Phrases**
@@ -994,10 +993,9 @@ say(
 # %% [markdown]
 # ## Which one?
 #
-# Three of the drafts, on four kinds of text, compared with plain decoding of the same engine token by token in
-# turns: a machine's memory may be twice as slow half a second later, and this way both are affected alike. The
-# dashed line is predicted from counted parts: the tokens per round, the time of a round with that many rows,
-# and the draft's own time.
+# Three of the drafts, on four kinds of text, token by token in turns with plain decoding of the same engine, so that a
+# machine that slows down slows both. The dashed line is predicted from counted parts: the tokens per round, the time
+# of a round with that many rows, and the draft's own time.
 
 # %% jupyter={"source_hidden": true}
 best_guess = ask(

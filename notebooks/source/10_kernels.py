@@ -791,8 +791,8 @@ print(f"30 keys and 70 keys, merged: off by {off(together, whole):.0e}; the firs
 #
 # ```text
 #      keys       ├─ split 0 ─┼─ split 1 ─┼─ split 2 ─┤
-#      launch 1   out₀, lse₀   out₁, lse₁   out₂, lse₂      a program for each
-#      launch 2   └───────────────┴───────────────┘ ─► out  weights e^lse, divided by their sum
+#      launch 1    out₀, lse₀  out₁, lse₁  out₂, lse₂     a program for each
+#      launch 2        └───────────┴───────────┘ ─► out   weights e^lse, divided by their sum
 # ```
 #
 # The kernel gives the same result with any number of [splits](../docs/glossary.md#measuring). It takes as many as fill
