@@ -133,7 +133,9 @@ written, rows = write(tokenizer.encode(prompt), 24)
 print(tokenizer.decode(written))
 
 # %% [markdown]
-# The workbench's own `generate` runs the same loop and also counts its work. It must give the same tokens:
+# The workbench's own `generate` runs the same loop and also counts its work. It stops when the model chooses a *stop
+# token*, such as the end of the text; `stop_token_ids=()` switches that off, so that all 24 come. It must give the same
+# tokens:
 
 # %%
 result = wb.generate(model, prompt, max_new_tokens=24, stop_token_ids=())
@@ -287,7 +289,7 @@ table(["tokens", "measured, ms", "predicted, ms", "limit"], shown, "one step aga
 # A step over one token reads all weights for a single row, and hardly computes: it is limited by memory bandwidth,
 # or by starting (*launching*) its many small operations. More rows share the same reading, so at first a longer text
 # costs little more. Beyond some number of rows, which depends on the machine, arithmetic is the limit and the time
-# grows with the rows. Lab 02 explains this in detail.
+# grows with the rows. (Single measurements of a few milliseconds scatter: do not read a trend into the first ones.) Lab 02 explains this in detail.
 
 # %% jupyter={"source_hidden": true}
 from workbench.panels.words import beside_prediction
@@ -310,8 +312,10 @@ say(
 # ```
 #
 # A user waits for the first token ([TTFT](../docs/glossary.md#measuring)), then reads while the others arrive ([TPOT](../docs/glossary.md#measuring),
-# also called inter-token latency; lab 11 shows that tools define the two differently). These are two different waits,
-# with different causes.
+# also called inter-token latency; lab 11 shows that tools define the two differently). In a service these waits have
+# different causes: the first is waiting for one's turn and a pass over the whole prompt, the second a pass over one new
+# row. Not yet here: this loop never waits for others, and each of its passes is over the whole text, the first over the
+# shortest.
 
 # %%
 answer = wb.generate(model, prompt, max_new_tokens=32, stop_token_ids=())
@@ -375,7 +379,9 @@ share_guess.compare(
 #
 # A service looks at other numbers. [**Throughput**](../docs/glossary.md#measuring) counts all tokens per second, for all users together.
 # [**Goodput**](../docs/glossary.md#measuring) counts only the requests that were served as promised: the first token by a deadline, and
-# the others fast enough. Here are eight requests with longer and longer prompts, one after the other:
+# the others fast enough. (In [DistServe](https://arxiv.org/abs/2401.09670) it is the highest rate of requests at which a
+# given share of them is served so.) Here are eight requests with longer and longer prompts, one after the other; each is
+# timed from its own start, as if none had to wait for another:
 
 # %%
 source = tokenizer.encode(next(f.text for f in held_out_files() if f.path == "textwrap.py"))
@@ -546,7 +552,8 @@ say(
 # Keep every token that is at least `min_p` times as probable as the most probable one. When the best has 0.9, a
 # `min_p` of 0.1 removes everything under 0.09; when the best has 0.05, everything under 0.005. A high temperature
 # flattens the distribution, so that top-p keeps far more tokens. Min-p compares with the best token alone and stays
-# stricter:
+# stricter. (Whether it writes better texts is disputed: a
+# [re-analysis](https://arxiv.org/abs/2506.13681) of its paper's evaluations found no advantage.) In numbers:
 
 # %% jupyter={"source_hidden": true}
 rows = []
@@ -559,12 +566,12 @@ table(["temperature", "top-p 0.9 keeps", "min-p 0.1 keeps"], rows, "tokens left,
 # %% [markdown]
 # ## Penalties
 #
-# Three ways to discourage repetition. They act on tokens that are already in the text, before the temperature
-# is applied:
+# Three ways to discourage repetition, before the temperature is applied. *Used* are, for the first, the tokens of the
+# prompt too; for the other two, as in OpenAI's API, only those that were generated:
 #
 # | | what happens to the logit of a used token |
 # |---|---|
-# | **repetition** r | divided by r when positive, multiplied by r when negative: lower in both cases |
+# | **repetition** r | divided by r when positive, multiplied by r when negative: lower in both cases (CTRL's formula only divides, which would raise a negative one) |
 # | **presence** a | a is subtracted once |
 # | **frequency** a | a is subtracted once for every time it was used |
 
@@ -710,7 +717,9 @@ print("\n— drawn —\n" + sampled.text)
 #
 # Take the mean of −log p over the tokens of a text, in [nats](../docs/glossary.md#measuring). A human text may get a
 # high number only because our model predicts it badly. So we need a control: text drawn from the model itself at
-# T = 1, without a filter. It is as surprising as the model expects text to be.
+# T = 1, without a filter. It is as surprising as the model expects text to be. (Greedy's text is the one of 80 tokens
+# from above. Once it repeats itself the model is nearly sure of every token, so its *mean* may be below that of four
+# beams over 32 tokens, which have the more probable 32.)
 
 
 # %%
@@ -759,7 +768,8 @@ say(
 #
 # $$\text{score} = \frac{\log p(\text{sequence})}{\text{length}^{\,\alpha}}$$
 #
-# Take two finished beams: 4 tokens with log-probability −4, and 10 tokens with −9.
+# (Wu and others, 2016, divide by $((5 + \text{length})/6)^{\alpha}$.) Take two finished beams: 4 tokens with
+# log-probability −4, and 10 tokens with −9.
 
 # %% jupyter={"source_hidden": true}
 rows = []
@@ -814,9 +824,9 @@ say(
 #    of which $P + n - 1$ are new.
 # 2. A forward pass predicts after *every* position. Generation uses one of those predictions; verification (lab 06)
 #    uses all.
-# 3. A step over a few rows takes hardly longer than over one, because both read all weights. Rows cost time only where
-#    arithmetic is the limit.
-# 4. TTFT and TPOT are two waits with two causes. Throughput sees neither; goodput depends on what was promised.
+# 3. A step over a few rows takes little longer than over one, because both read all weights and start the same
+#    operations. Rows cost time in proportion only where arithmetic is the limit.
+# 4. TTFT and TPOT are two waits. Throughput sees neither; goodput depends on what was promised.
 # 5. Temperature changes probabilities and never their order; filters cut the tail; and the most probable text is not
 #    the text one wants, unless there is one right answer.
 #
@@ -858,7 +868,9 @@ summary()
 # - A. Fan, M. Lewis, Y. Dauphin, *Hierarchical Neural Story Generation*, 2018,
 #   [arXiv 1805.04833](https://arxiv.org/abs/1805.04833): top-k.
 # - M. Nguyen and others, *Turning Up the Heat: Min-p Sampling for Creative and Coherent LLM Outputs*, 2024,
-#   [arXiv 2407.01082](https://arxiv.org/abs/2407.01082): min-p.
+#   [arXiv 2407.01082](https://arxiv.org/abs/2407.01082): min-p. And R. Schaeffer and others, *Turning Down the Heat: A
+#   Critical Analysis of Min-p Sampling in Language Models*, 2025, [arXiv
+#   2506.13681](https://arxiv.org/abs/2506.13681).
 # - N. S. Keskar and others, *CTRL: A Conditional Transformer Language Model for Controllable Generation*, 2019,
 #   [arXiv 1909.05858](https://arxiv.org/abs/1909.05858): the repetition penalty.
 # - Y. Wu and others, *Google's Neural Machine Translation System*, 2016,

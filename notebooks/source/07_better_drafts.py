@@ -5,8 +5,14 @@
 # anything may draft. Which draft is best, on which text, and when does none help?
 #
 # A draft saves passes of the target. It costs its own time, and makes the target's passes wider. This lab has
-# ten drafts behind one interface. Some copy text, some use n-gram counts, some are models, and one uses the
-# target itself.
+# ten drafts behind one interface:
+#
+# | a guess comes from | drafts |
+# |---|---|
+# | the text so far | prompt lookup; prompt lookup, else the draft model |
+# | counts of the training text | n-gram table, phrases |
+# | another model | draft model; staged (a draft for the draft) |
+# | the target itself | its weights in 4 bits, Medusa, EAGLE, lookahead |
 #
 # Two sittings of at most 40 minutes: **Copies, lengths and grammars**, and **Trees, heads and long contexts**.
 
@@ -127,7 +133,8 @@ say(
 # $$\min(1,\, p(x)/q(x)) = p(x), \qquad \text{residual} \propto \max(0,\, p - q) = p \text{ without } x$$
 #
 # So a table, a copy or a list of phrases can draft like any model. By enumeration, as in lab 06: a target over
-# three tokens, a draft that always picks token 1, and the distribution of all texts of three tokens.
+# three tokens, a draft that always picks token 1, two in a round, each with one guess (`(1, 1)`; trees will have more),
+# and the distribution of all texts of three tokens.
 
 # %%
 DISTRIBUTIONS = theory.table(5, 3, 2), theory.table(1, 6, 3), theory.table(2, 2, 6)
@@ -148,8 +155,9 @@ assert theory.distribution_of_texts(p, picked, 3, (1, 1)) == wanted
 print(f"{len(wanted)} texts, every probability equal as a fraction; the text 1 1 1 has {wanted[1, 1, 1]}")
 
 # %% [markdown]
-# **Prompt lookup** (A. Saxena, 2023) takes the longest suffix of the text, from 8 tokens down to 2, that
-# occurred in the text before, and copies the tokens that followed it there. The whole idea in a few lines:
+# **Prompt lookup** (A. Saxena, 2023) takes the longest suffix of the text that occurred in the text before, and
+# copies the tokens that followed it there. (His looks for 3 tokens down to 1, and takes the first place; ours for 8
+# down to 2, and takes the last.) The whole idea in a few lines:
 
 
 # %%
@@ -168,8 +176,7 @@ print(repr(tokenizer.decode(look_up(tokens, 4))))
 
 # %% [markdown]
 # The real one (`workbench/speculation/drafts/lookup.py`) keeps an index, so that a look-up takes microseconds
-# for any length of text. When the copy reaches the end of the text, it continues with the tokens it has just
-# copied.
+# for any length of text; and a copy that reaches the end of the text goes on with what it has just copied.
 #
 # An **n-gram table** uses more than this text: it counts which token followed the last few tokens in a million
 # characters of the training modules. It has probabilities, so its tokens can be sampled or picked. **Phrases**
@@ -185,8 +192,10 @@ rows = [[html.token(tokenizer.decode(list(a))), html.token(tokenizer.decode(list
 table(["after", "comes", "tokens"], rows, f"the longest of {len(phrases.phrases):,} learned phrases")
 
 # %% [markdown]
-# Four kinds of text to continue: held-out code, docstrings (*comments* in the tables), a function that is to be repeated, and the digits
-# of π.
+# Four kinds of text to continue: held-out code, docstrings (*comments* in the tables), a function that is to be
+# repeated, and the digits of π. The table below has two numbers for each, and they need not agree. A draft that finds
+# nothing proposes nothing: such a pass gives one token, and has no share in the acceptance. And acceptance is taken of
+# the tokens that were *verified*: what is drafted behind a rejection is thrown away, and not counted.
 
 # %% jupyter={"source_hidden": true}
 digits_guess = ask(
@@ -245,7 +254,8 @@ say(
 # A fixed K drafts as much where the draft is always wrong as where it is always right. But the draft also knows
 # the probability it gave each token. **Threshold**: draft while the product of these probabilities is above a
 # threshold. After a rejection, move the threshold toward the product at the rejected token; if all were
-# accepted, lower it by a step; keep it within bounds.
+# accepted, lower it by a step; keep it within bounds. (There are others: J. Mamou and others, 2024, train a classifier
+# for this decision; transformers stops at a token whose own probability is below a fixed threshold.)
 #
 # Is that still exact? The decision to stop looks at the token that was just drawn. That is allowed, as long as
 # that token is *still proposed*. Throwing away a token of low confidence changes the distribution of those that
@@ -277,6 +287,10 @@ print(f"stopping after an unsure token: all {len(stops)} texts as the target wri
 print(f"throwing it away: the text {worst} has {throws[worst]} instead of {wanted[worst]}")
 
 # %% [markdown]
+# Why 27/64? Half of the time the draft draws 0, is sure of it, and p accepts it. In the other half the token is taken
+# back, and p draws in its place: 0 again half of the time. So 0 comes with probability 3/4 in place of 1/2, and three
+# times in a row with (3/4)³.
+#
 # The controller in code (the engine's: `workbench/speculation/lengths.py`). The engine asks it for a limit, then
 # after every drafted token whether to go on, and tells it at the end of a round what was accepted:
 
@@ -318,10 +332,10 @@ print("tokens of each round:", *by_hand.speculation.tokens_per_round)
 # **Dynamic** goes further. It *counts* the acceptance at each position. It *measures* what drafts and
 # verifications take, a few times only, each beside a plain step of the same moment, and uses medians: one time
 # that is far too long changes nothing. Then it takes the K with the most expected tokens per time. If no K is
-# faster than plain steps, it switches the draft off. From time to time the switched-off draft is tested: in one
-# pass it processes the text generated without it, and reports which of those tokens it would have drafted; this
-# is cheaper than a round for each. It is also tried in two real rounds. Both together take about one percent of
-# the time from then on; the first rounds, from which it learns, cost more, and a short text does not earn that back.
+# faster than plain steps, it switches the draft off. From time to time, for about one percent of the time, the
+# switched-off draft is tested: one pass over the text generated without it tells which of those tokens it would have
+# drafted, and then come two real rounds. The first rounds, from which it learns, cost more, and a short text does not
+# earn that back.
 
 # %% jupyter={"source_hidden": true}
 fixed_guess = ask(
@@ -349,13 +363,15 @@ fixed_guess.compare(pi8.median)
 
 # %% jupyter={"source_hidden": true}
 say(
-    f"On the digits the target accepts {pi8.counts['kept_share']:.0%} of what the draft model drafts. K = 8 is"
+    f"On the digits the target accepts {pi8.counts['kept_share']:.0%} of all that the draft model drafts with K = 8, what"
+    " lies behind a rejection included (the loop takes a while to begin). K = 8 is"
     f" **{pi8.median:.2f} ×** there, K = 2 {ratio['digits', '2'].median:.2f} ×; the threshold {ratio['digits', 'threshold'].median:.2f} ×;"
     f" the dynamic one went without a draft in {pi_dynamic.counts['plain_rounds_share']:.0%} of the rounds and is at"
     f" **{pi_dynamic.median:.2f} ×**. On code they are at {ratio['code', '8'].median:.2f},"
     f" {ratio['code', '2'].median:.2f}, {ratio['code', 'threshold'].median:.2f} and"
-    f" {ratio['code', 'dynamic'].median:.2f} ×. Where the dynamic one is below the best of the others, it has switched"
-    " off too soon: it decides from a few noisy times and a few rounds, and a short text does not show it its error."
+    f" {ratio['code', 'dynamic'].median:.2f} ×, the last without a draft in"
+    f" {ratio['code', 'dynamic'].counts['plain_rounds_share']:.0%} of the rounds. It decides from a few noisy times and a"
+    " few rounds; where it switches off although a fixed K gains, a text this short does not show it its error."
 )
 
 # %% [markdown]
@@ -369,7 +385,8 @@ say(
 # **Jump-forward.** If only one *token* is legal, it has probability 1 under the mask: append it without a model
 # call. That is exact. If only one *text* can follow, such as `": "`, there are still several ways to tokenize
 # it, and the model would have chosen among them. Skipping that choice saves far more calls, but changes the
-# tokens that the model sees next.
+# tokens that the model sees next, and with them the answer. What is jumped comes in the tokenizer's own pieces, `name`,
+# where the model under the mask may have chosen `n`, `am`, `e`: fewer tokens, and those it was trained on.
 
 # %% jupyter={"source_hidden": true}
 jump_guess = ask(
@@ -398,10 +415,14 @@ assert exact["tokens"] == never["tokens"] and by_text["calls"] < exact["calls"] 
 jump_guess.compare(100 * by_text["calls"] / by_text["tokens"], how="counted")
 
 # %% jupyter={"source_hidden": true}
+answers = {
+    name: "".join(text for text, _ in m.settings["pieces"]).removesuffix("<|endoftext|>") for name, m in jumps.items()
+}
 say(
-    f"Without a jump: {never['tokens']:.0f} tokens, {never['calls']:.0f} calls. Jumping only where one token is legal,"
+    f"Without a jump: {never['tokens']:.0f} tokens, {never['calls']:.0f} calls, `{answers['never']}`. Jumping only where one token is legal,"
     f" the same tokens in {exact['calls']:.0f} calls. Jumping by text, {by_text['tokens']:.0f} tokens, of which"
-    f" **{by_text['calls']:.0f} needed the model**, {by_text['calls'] / by_text['tokens']:.0%}."
+    f" **{by_text['calls']:.0f} needed the model**, {by_text['calls'] / by_text['tokens']:.0%}, and the answer is"
+    f" `{answers['text']}`."
     f" With exact jumps alone it is {exact['calls'] / exact['tokens']:.0%} here. Our target was trained on"
     " no such JSON; the mask alone makes it valid."
 )
@@ -467,8 +488,8 @@ table(["text", "masked step by step", "the model, given that it fits"], rows, "t
 # model, from its own distributions, so the outer rule needs to know nothing of the lookup (B. Spector and C. Ré,
 # 2023).
 #
-# **The target in 4 bits** as its own draft: nearly all of its tokens agree with the target's, and no second
-# model must be trained. But it launches as many operations as the target, and its codes have to become numbers.
+# **The target in 4 bits** as its own draft: more of its tokens agree with the target's than those of the small model,
+# and no second model must be trained. But it launches as many operations as the target, and its codes have to become numbers.
 
 # %%
 drafts = {
@@ -564,8 +585,13 @@ print(f"four nodes in one pass, and each branch alone: logits differ by {apart:.
 # %% [markdown]
 # The rule for several children (recursive rejection sampling; W. Jeon and others, 2024): try them in order.
 # After a rejection p becomes the residual, and the next child is compared using the distribution it was drawn
-# from, *without* the children before it. We test this too: the engine's own code, with every draw enumerated,
-# on trees:
+# from, *without* the children before it: with child $x_i$ drawn from $q_i$,
+#
+# $$p_1 = p,\quad q_1 = q,\qquad p_{i+1} \propto \max(0,\, p_i - q_i),\qquad q_{i+1} \propto q_i \text{ without } x_i$$
+#
+# It is exact because each step is lab 06's rule: a child accepted with $\min(1, p_i/q_i)$, else a draw from the residual,
+# has the distribution $p_i$; and the next child is one way to make that draw. We test this too: the engine's own code,
+# with every draw enumerated, on trees:
 
 # %%
 trees = {"2": (2,), "2, 1": (2, 1), "2, 2": (2, 2), "3, 1": (3, 1)}
@@ -586,6 +612,8 @@ table(
 )
 
 # %% [markdown]
+# All are exact. The gain is small here, because α is 0.97 at the first token: p and q were not chosen to be far apart.
+#
 # After the pass the cache holds all nodes, but only one branch belongs to the text. `kv.keep` moves the keys
 # and values of that branch together and removes the rest. Positions were counted along the branch, so nothing
 # has to be recomputed:
@@ -858,7 +886,8 @@ grown = {
 say(
     f"At the first position on the target's own text: EAGLE **{own['eagle']['kept_1']:.0%}**, the draft model"
     f" **{own['model']['kept_1']:.0%}**, Medusa **{own['medusa']['kept_1']:.0%}**. At the third:"
-    f" {own['eagle'].get('kept_3', 0):.0%}, {own['model'].get('kept_3', 0):.0%}, {own['medusa'].get('kept_3', 0):.0%}."
+    f" {own['eagle'].get('kept_3', 0):.0%}, {own['model'].get('kept_3', 0):.0%}, {own['medusa'].get('kept_3', 0):.0%}, of the few guesses of Medusa"
+    " that get there."
     " The hidden state that Medusa reads is from *before* the text's last token was chosen, so its very first guess does"
     " not know what it follows; EAGLE is told.\n\nA tree of twelve rows against a chain of twelve (of Medusa's"
     f" {own['medusa']['nodes']:.0f} heads: as many, so that its tree has more rows): the tree gives {grown['medusa']:+.2f} tokens per round"
@@ -885,6 +914,10 @@ say(
 # that of EAGLE-3 hardly does (figure 7). And it goes on gaining from more training data, which EAGLE did little. (Ours
 # hardly falls on the target's own text either. It has EAGLE's shape, losses and noise, but was trained two steps deep,
 # and its text is easy.)
+#
+# The same idea can be trained *with* the target, as one more loss: the module for **multi-token prediction** of
+# DeepSeek-V3 ([arXiv 2412.19437](https://arxiv.org/abs/2412.19437), section 5.4.3: the second token is accepted in 85 to
+# 90 % of the cases, which makes 1.8 times the tokens per second).
 
 # %% [markdown]
 # ## No second model
@@ -892,7 +925,16 @@ say(
 # In [**Lookahead**](../docs/glossary.md#speculation) (Y. Fu and others, 2024) the target drafts for itself. Start with any guess of several future
 # tokens; in one pass, replace each by the token that the model predicts there, given the guesses before it;
 # repeat. This is Jacobi's iteration for a system of equations. It converges to the greedy text, but seldom
-# faster than one token per pass. On the way it produces n-grams that are likely in this text. Lookahead keeps
+# faster than one token per pass. On the way it produces n-grams that are likely in this text:
+#
+# ```text
+#      place after the text's last token   0    1    2    3    4    5    6
+#      oldest guesses                      a0   a1   a2   a3   a4
+#      a pass later                             b0   b1   b2   b3   b4        c2: what the target says
+#      another pass later                            c0   c1   c2   c3   c4       after text a1 a2 b2
+# ```
+#
+# A column, such as a2 b2 c2, is an n-gram whose every token the target chose after the one before. Lookahead keeps
 # those in a pool, and proposes the ones that begin with the text's last token. Both kinds of guesses are sent
 # in one tree. In code (the engine's: `lookahead.py`):
 
@@ -951,10 +993,9 @@ say(
 # %% [markdown]
 # ## Which one?
 #
-# Three of the drafts, on four kinds of text, compared with plain decoding of the same engine token by token in
-# turns: a machine's memory may be twice as slow half a second later, and this way both are affected alike. The
-# dashed line is predicted from counted parts: the tokens per round, the time of a round with that many rows,
-# and the draft's own time.
+# Three of the drafts, on four kinds of text, token by token in turns with plain decoding of the same engine, so that a
+# machine that slows down slows both. The dashed line is predicted from counted parts: the tokens per round, the time
+# of a round with that many rows, and the draft's own time.
 
 # %% jupyter={"source_hidden": true}
 best_guess = ask(
@@ -1037,8 +1078,8 @@ table(["", "per token", "against its own plain", "against our plain"], rows, lab
 # ## Published results beside ours
 #
 # One paper has measured many drafts on one target (EAGLE-3, [table 1](https://arxiv.org/abs/2503.01840): Vicuna 13B,
-# greedy). Its column for code, HumanEval, beside our recorded runs on code. *Worth* is the speed-up over
-# the tokens per pass: 1 if draft and wider pass cost nothing.
+# greedy). Its column for code, HumanEval, beside our recorded runs on code (more prompts and longer texts than the one of
+# 64 tokens above). *Worth* is the speed-up over the tokens per pass: 1 if draft and wider pass cost nothing.
 
 # %% jupyter={"source_hidden": true}
 vicuna = {  # tokens per pass, times as fast: arXiv 2503.01840, table 1, HumanEval, temperature 0

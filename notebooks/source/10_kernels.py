@@ -787,7 +787,16 @@ assert off(together, whole) < 1e-6
 print(f"30 keys and 70 keys, merged: off by {off(together, whole):.0e}; the first weighs {weight:.2f}")
 
 # %% [markdown]
-# That is Flash-Decoding. The kernel gives the same result with any number of [splits](../docs/glossary.md#measuring):
+# That is Flash-Decoding, in two launches:
+#
+# ```text
+#      keys       ├─ split 0 ─┼─ split 1 ─┼─ split 2 ─┤
+#      launch 1    out₀, lse₀  out₁, lse₁  out₂, lse₂     a program for each
+#      launch 2        └───────────┴───────────┘ ─► out   weights e^lse, divided by their sum
+# ```
+#
+# The kernel gives the same result with any number of [splits](../docs/glossary.md#measuring). It takes as many as fill
+# the card once: three such programs fit on a processor (the table of sitting 1: decode), so 3 · 132 in all.
 
 # %%
 q = torch.randn(2, 4, 32, device=device)

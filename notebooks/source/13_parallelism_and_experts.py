@@ -30,9 +30,13 @@ from workbench.parallel.costs import step_counts
 # Decoding sends small messages, a row of hidden states each time, so $\alpha$ is what matters. Two ways to send one:
 #
 # - **sockets**: the operating system copies the bytes and wakes the other process. gloo, a library of collectives for
-#   CPUs, does it so, and so does any network.
+#   CPUs, does it so, and so does an ordinary network. (Cards for RDMA write into the other machine's memory themselves.)
 # - **shared memory**: both processes have mapped the same memory. One writes, the other looks at a word until it has
 #   changed: no system call, no copy by the operating system. vLLM, SGLang and DeepSpeed each have such an all-reduce.
+#
+# Among $p$ ranks large tensors go around a *ring*: each rank adds to a piece and passes it on, then the sums go around.
+# So each sends $2(p-1)/p$ of the tensor's bytes, but in $2(p-1)$ messages one after the other. Small tensors are rather
+# sent to all at once.
 
 # %% jupyter={"source_hidden": true}
 alpha_guess = ask(
@@ -80,6 +84,13 @@ say(
 # split by inputs, and its inputs are exactly the neurons that the rank has. Between the two nothing is exchanged; behind
 # them one all-reduce adds the summands. Attention is the same: q, k and v are split by heads, o by its inputs.
 #
+# ```text
+#                 ┌─ rank 0   gate₀ up₀  ─►  down₀ ─┐
+#      x, on all ─┤                                 + ─► the sum, on all          gate, up: split by outputs
+#                 └─ rank 1   gate₁ up₁  ─►  down₁ ─┘                             down: split by inputs
+#                             no message       one all-reduce
+# ```
+#
 # $$\text{down}\,\big(\text{act}(\text{gate}\,x) \odot \text{up}\,x\big) \;=\; \sum_r \text{down}_r\,\big(\text{act}(\text{gate}_r\,x) \odot \text{up}_r\,x\big)$$
 #
 # ⚠ *Two errors that are often printed.* "An all-reduce per layer": it is two, one behind attention and one behind the
@@ -87,7 +98,8 @@ say(
 # split by inputs; only summands are added.
 #
 # And the heads have to divide. A key-value head serves a group of query heads and is not cut: with more ranks than
-# key-value heads, some ranks hold the same head, and the cache per rank stops shrinking.
+# key-value heads, some ranks hold the same head, and the cache per rank stops shrinking. The output head is split by its
+# outputs, so the parts of the logits are gathered at the end; at the beginning rank 0 tells the others the batch.
 
 # %% jupyter={"source_hidden": true}
 llama = public_shape("llama-3.1-8b")
@@ -112,17 +124,20 @@ bytes_guess.compare(eight["all_reduce"].bytes / 1000, how="computed")
 
 # %% jupyter={"source_hidden": true}
 ours = eight["all_reduce"]
+calls_s, whole_s = ours.calls * 10e-6, llama.num_parameters() * 2 / 3.35e12
 say(
     f"{ours.calls} all-reduces of {ours.bytes // ours.calls:,} bytes. The bytes are nothing: in a ring each GPU sends 7/4 of"
     f" them, which takes {7 / 4 * ours.bytes / 450e9 * 1e6:.1f} µs over an NVLink of 450 GB/s in one direction. The calls are"
-    f" everything: at 10 µs each they take {ours.calls * 10e-6 * 1e3:.2f} ms, and each GPU reads its eighth of the"
-    f" {llama.num_parameters() * 2 / 1e9:.0f} GB of weights in {llama.num_parameters() * 2 / 8 / 3.35e12 * 1e3:.2f} ms, at"
-    " the 3.35 TB/s of an H100's data sheet."
+    f" everything: if each took 10 µs (an assumption), they took {calls_s * 1e3:.2f} ms, and each GPU reads its eighth of the"
+    f" {llama.num_parameters() * 2 / 1e9:.0f} GB of weights in {whole_s / 8 * 1e3:.2f} ms, at"
+    " the 3.35 TB/s of an H100's data sheet. Then eight GPUs would make a step"
+    f" {whole_s / (whole_s / 8 + calls_s):.1f} times as fast as one, and not 8 times."
 )
 
 # %% [markdown]
 # ⚠ *Half and whole links.* "NVLink 900 GB/s against PCIe 64 GB/s" (H100, PCIe 5.0) compares both directions of one with
-# one direction of the other. One way it is 450 against 64: 7 times, not 14.
+# one direction of the other. One way it is 450 against 64: 7 times, not 14. Between machines, a network card of 400 Gb/s
+# has 50.
 #
 # ## Two cores: two threads, or two ranks?
 #
@@ -165,7 +180,9 @@ say(
     f"{speed['shm'].counts['all_reduces']:.0f} all-reduces in a step. Through shared memory (α ="
     f" {speed['shm'].counts['alpha_s'] * 1e6:.0f} µs) two ranks have {speed['shm'].median:.2f} times the speed of one process,"
     f" over sockets (α = {speed['gloo'].counts['alpha_s'] * 1e6:.0f} µs) {speed['gloo'].median:.2f}. What is split and what is"
-    f" summed is the same; the way between the two differs. Verified: {speed['gloo'].check}."
+    f" summed is the same; the way between the two differs. (Predicted were {speed['shm'].predicted:.2f} and"
+    f" {speed['gloo'].predicted:.2f}. Over sockets single calls scatter widely, see median and mean above, and a prediction"
+    f" from one α cannot be better.) Verified: {speed['gloo'].check}."
 )
 
 # %% [markdown]
@@ -192,7 +209,16 @@ say(
 # But a token goes through the stages one after the other. While the second stage computes it, what does the first do?
 # With one sequence, nothing: the next token depends on this one. So a step's sequences are divided into groups
 # ([**micro-batches**](../docs/glossary.md#several-processes)) that follow each other through the stages. At the
-# beginning the later stages wait, at the end the earlier ones: the [**bubble**](../docs/glossary.md#several-processes),
+# beginning the later stages wait, at the end the earlier ones: the [**bubble**](../docs/glossary.md#several-processes).
+#
+# ```text
+#      tick       1   2   3   4   5   6
+#      stage 1    a   b   c   d   ·   ·        3 stages, 4 groups a to d:
+#      stage 2    ·   a   b   c   d   ·        of 18 places 6 are idle, a third
+#      stage 3    ·   ·   a   b   c   d
+# ```
+#
+# It is
 #
 # $$\frac{p - 1}{m + p - 1}$$
 #
@@ -285,7 +311,9 @@ say(
 # | weights per rank | 1/t | 1/p | all |
 #
 # In practice: tensor parallel within a machine until the model fits and latency is met, pipeline between machines, and
-# data parallel, whole copies behind a router, for more load.
+# data parallel, whole copies behind a router, for more load. For very long texts there is a fourth cut: with *context
+# parallelism* each rank has the keys and values of a part of one sequence, and the partial outputs are merged by their
+# log-sum-exp (lab 10).
 
 # %% [markdown]
 # # Sitting 3: Experts
@@ -303,7 +331,8 @@ say(
 #
 # [Mixtral 8x7B](https://arxiv.org/abs/2401.04088) has 8 experts and takes 2: 13 of its 47 billion parameters are *active*
 # for a token; of [Jamba's](https://arxiv.org/abs/2403.19887) 52 billion 12 are.
-# [DeepSeek-V3](https://arxiv.org/abs/2412.19437) takes 8 of 256, and one *shared* expert that every token goes through.
+# [DeepSeek-V3](https://arxiv.org/abs/2412.19437) takes 8 of 256, and one *shared* expert that every token goes through: 37
+# of 671 billion.
 # The keys and values that a layer keeps of a token do not change: the cache is that of a dense model.
 
 # %% [markdown] jp-MarkdownHeadingCollapsed=true
@@ -362,7 +391,8 @@ largest = max(counted)
 read = {batch: m.counts["weights_read"] / batch for batch, m in counted.items()}
 say(
     f"Here: weights read per token are {read[1] / 1e6:.3f} M values for one sequence and {read[largest] / 1e6:.3f} M for"
-    f" {largest}. A step of the mixture takes {step_of['mixture', 1].median / step_of['dense', 1].median:.1f} times as long as"
+    f" {largest}, where a dense model with as many active parameters would read {read[1] / largest / 1e6:.3f} M. A step of"
+    f" the mixture takes {step_of['mixture', 1].median / step_of['dense', 1].median:.1f} times as long as"
     f" that of a dense model with as many active parameters at batch 1, and"
     f" {step_of['mixture', largest].median / step_of['dense', largest].median:.1f} times at batch {largest}, and at most"
     f" {max(step_of['mixture', b].median / step_of['dense', b].median for b in counted):.1f} times between. Its step has"
@@ -384,14 +414,17 @@ for rows, different in zip((1, 3, 5, 9), mixtral):
 
 # %% [markdown]
 # So at batch 1 a step that verifies 5 rows reads three times the experts if all are chosen alike (neighbours in a text
-# may share more), and speculation gains less, or loses. In a large batch all experts are read anyway, and drafted rows
-# read no further weights.
+# may share more). Of Mixtral's 46.7 billion parameters 45.1 are experts: 5 rows read (1.6 + 45.1 · 6.10/8) / 12.9 = 2.8
+# times the weights of one. At α = 0.7 and K = 4 a round gives 2.77 tokens (lab 06), which does not pay even if the draft
+# costs nothing. In a large batch all experts are read anyway, and drafted rows read no further weights.
 #
 # ## Whole experts on ranks
 #
 # Experts need not be cut: each rank takes some of them, whole, and rows travel. That is
 # [**expert parallelism**](../docs/glossary.md#several-processes). An *all-to-all* takes every row to
-# the ranks of its experts, another one brings the results back.
+# the ranks of its experts, another one brings the results back. (Ours needs three, for the numbers of the experts go
+# apart from the rows; and two small all-gathers, of how many rows will come and of the finished rows, because here every
+# rank computes the attention of all.)
 
 # %%
 from workbench.generation import generate
@@ -413,7 +446,8 @@ for rank, one in enumerate(report):
 # The bytes grow with the rows and not with the experts; the calls are per layer and step, as before. And the load has to be
 # even: all ranks wait for the one with the most rows. That is why routers are trained with a loss that keeps the load
 # even (Switch Transformer, Fedus et al., 2021), or steered by a bias (DeepSeek-V3), and why copies of busy experts are
-# placed on several ranks.
+# placed on several ranks. And a batch has to be large: DeepSeek-V3 decodes on 320 GPUs, an expert on each (its report,
+# section 3.4.2), so that the rows of many users meet at every expert.
 
 # %% [markdown]
 # # When to use it, and when not
