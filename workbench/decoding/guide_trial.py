@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-CPU_SECONDS = 0.25  # of processor time, once the tokenizer is read: a busy machine does not refuse more
+CPU_SECONDS = 0.5  # of processor time, once the tokenizer is read: a busy machine is slower by this clock, too
 WALKING_SECONDS = 0.06  # of it, after which no further step is tried
 WALKS, WALK_TOKENS = 8, 48
 WALL_SECONDS = 5.0  # the last resort; the only limit where processor time cannot be limited (Windows)
