@@ -537,9 +537,8 @@ picture(
 # %% [markdown]
 # ## Measured
 #
-# Back to the question of the beginning: batches 1 to 32 on your machine, predicted and measured. The panel shows the
-# time of a step, the tokens per second in all, and the tokens per second of each user. Draw first how the tokens per
-# second in all will grow.
+# Back to the question of the beginning: batches 1 to 32 on your machine, predicted and measured. Draw first how the
+# tokens per second of all users together will grow.
 
 # %% jupyter={"source_hidden": true}
 sweep_guess = ask(
@@ -611,8 +610,7 @@ table(
 
 # %% [markdown]
 # With short texts, compute is the first limit, a little above the ridge, because the rows themselves have to be
-# moved as well. With long texts, the caches are the first limit, at a much smaller batch. Labs 03 and 04 are
-# about them.
+# moved as well. With long texts it is the caches, at a much smaller batch (labs 03 and 04).
 #
 # ## Where memory ends
 #
@@ -691,8 +689,7 @@ say(
 )
 
 # %% [markdown]
-# A program needs memory for intermediate results, too, so its wall is nearer than this one. The panel above marks the
-# wall as *memory full* where it lies within the batches shown: choose a card, a long context and a large batch.
+# A program needs memory for intermediate results, too, so its wall is nearer than this one.
 #
 # ## Latency or throughput
 #
@@ -717,7 +714,7 @@ table(
 # %% [markdown]
 # # How good is the prediction?
 #
-# Here is a model of 110 million weights, far larger than a processor's cache. Its weights are random; a trained
+# Here is a model of 110 million weights, 440 MB, more than most processors' caches hold. Its weights are random; a trained
 # one would take the same time. Short and long contexts, small and large batches; each prediction is made before
 # the measurement, and nothing in it is fitted to a step.
 

@@ -646,9 +646,18 @@ say(
 # $$q_h \cdot k_h = q_h \cdot (K_h\, c) = (K_h^{\top} q_h) \cdot c$$
 #
 # The matrix can move to the *query side*. Multiply it into the query, once for each new token, and all heads
-# attend over the latents themselves. The same works for the values, whose matrix is applied to the result:
-# $\sum w\,(V_h c) = V_h \sum w\,c$. That is **absorption**: attention with one key-value head of 576 numbers,
-# whose value is the first 512 of them.
+# attend over the latents themselves. In numbers, with a latent of three and a key of two:
+#
+# ```text
+#      q = (1, 3)       K = ┌ 1 2 0 ┐       c = (1, 0, 2)
+#                           └ 0 1 1 ┘
+#
+#      expanded     K c  = (1, 2)            q · (1, 2)    = 7       K meets every cached c
+#      absorbed     Kᵀ q = (1, 5, 3)         (1, 5, 3) · c = 7       K meets the one new query
+# ```
+#
+# The same works for the values, whose matrix is applied to the result: $\sum w\,(V_h c) = V_h \sum w\,c$. That is
+# **absorption**: attention with one key-value head of 576 numbers, whose value is the first 512 of them.
 
 # %%
 mla = wb.load("stdlib-3m-mla")
@@ -1003,11 +1012,11 @@ quality_guess.compare(sixth["mqa"])
 
 # %% jupyter={"source_hidden": true}
 say(
-    "In DeepSeek's own comparison (DeepSeek-V2, appendix D) MLA is better than MHA. Two differences are clear. Their models are far larger and"
-    f" read far more text; ours saw {shipped / 1e6:.1f} million tokens. And the other five models here normalize each"
-    " query and key (QK norm). Latent attention normalizes its latent instead, because a norm on a head's key would"
-    " stand between K_up and the query and prevent absorption. Which of the two matters was not tested here: small models"
-    " tell us which questions to ask about large ones."
+    "In DeepSeek's own comparison (DeepSeek-V2, appendix D) MLA is better than MHA. Two differences are clear. Their"
+    f" models are far larger and read far more text; ours saw {shipped / 1e6:.1f} million tokens. And the other"
+    " five models here normalize each query and key (QK norm). Latent attention normalizes its latent instead, because a"
+    " norm on a head's key would stand between K_up and the query and prevent absorption. Which of the two matters was not"
+    " tested here: small models tell us which questions to ask about large ones."
 )
 
 # %% [markdown]
