@@ -4,7 +4,7 @@
 # **The question.** A model generates one token after the other. What does a step spend its time on, and how
 # long must it take on this machine, or on one that you do not have?
 #
-# At the end you can predict the time of a step before it runs, from the model's shape and three numbers of the
+# At the end you can predict the time of a step before it runs, from the model's shape and a few numbers of the
 # machine. Every later lab builds on that. It is one sitting; parts headed "Deeper" are folded and can wait.
 
 # %% jupyter={"source_hidden": true}
@@ -96,7 +96,8 @@ say(
 # $$t \;=\; \sum_{\text{operations}} \max\left(\text{launches}\cdot t_\text{launch},\;
 # \frac{\text{bytes}}{\text{bandwidth}},\; \frac{\text{FLOPs}}{\text{FLOP/s}}\right)$$
 #
-# This holds for a GPU, where one processor starts the operations and another executes them. On a CPU the same
+# This holds for a GPU, where one processor starts the operations and another executes them. (It is a little too long
+# for a host that runs ahead and starts operations while the GPU is still busy with earlier ones.) On a CPU the same
 # cores call an operation and then execute it, so there the time of the calls is added:
 #
 # $$t_\text{CPU} \;=\; \sum_{\text{operations}} \text{calls}\cdot t_\text{call} + \max\left(
@@ -120,7 +121,8 @@ table(
 # ## What a machine can do
 #
 # Three numbers describe a machine. Yours are measured here, each with a simple operation that needs only one of
-# the three. Those of the other machines come from data sheets, and no real program reaches them.
+# the three. Those of the other machines come from data sheets, and no real program reaches them. The share that one
+# does reach has names: *MBU* of the bandwidth, *MFU* of the FLOP/s (model bandwidth and model FLOPs utilization).
 
 # %%
 machines = {"this machine": here, **{card.name: card for card in PUBLISHED.values()}}
@@ -141,13 +143,13 @@ table(
 )
 
 # %% [markdown]
-# A card has two launches. Started from Python, an operation costs about 28 µs of the host: what is left of 25.5 tokens
-# per second, which the PyTorch team published for a plain Llama 7B on an A100 and found bound by the host. A *CUDA
-# graph* is all starts of a step, captured once and replayed together; in it a kernel costs 1.3 µs (Hazy Research, on an
-# H100).
+# A card has two launches. Started from Python, an operation costs about 28 µs of the host: a step of 1 / 25.5
+# seconds, which the PyTorch team published for a plain Llama 7B on an A100 and found bound by the host, divided by its
+# 1,424 operations. A *CUDA graph* is all starts of a step, captured once and replayed together; in it a kernel costs
+# 1.3 µs (Hazy Research, on an H100).
 #
-# Remember the fifth column, FLOP/s divided by bytes per second: the FLOPs that the machine can do while one
-# byte arrives. This is called the machine's **ridge**, and it is large for accelerators:
+# The fifth column is FLOP/s divided by bytes per second: the FLOPs that the machine can do while one byte arrives. This
+# is called the machine's **ridge**, and it is large for accelerators:
 
 # %%
 ridges = {name: c.flop_per_s["bfloat16"] / c.read_bytes_per_s for name, c in PUBLISHED.items()}
@@ -160,6 +162,21 @@ say(
     f"2.039 TB/s); H100: 989 / 3.35 = {ridges['h100-sxm']:.0f}; H200, the same arithmetic with faster memory: "
     f"{ridges['h200']:.0f}."
 )
+
+# %% [markdown]
+# ## A step by hand
+#
+# A first estimate needs no program. Llama 3.1 8B in 16 bits on an H100, one user with a context of 1,024 tokens:
+#
+# | what | count | time |
+# |---|---|---|
+# | weights | 8.03 billion; of the embedding table, 0.53 billion, one row is read: 7.50 billion · 2 bytes = 15.0 GB, at 3.35 TB/s | **4.48 ms** |
+# | cache | 1,024 tokens of 131,072 bytes (lab 03): 0.13 GB | 0.04 ms |
+# | arithmetic | 2 · 7.50 billion FLOPs, at 989 TFLOP/s | 0.02 ms |
+# | small operations | norms, rotary embedding, attention, sums: 648 kernels in a captured graph, 1.3 µs each | **0.84 ms** |
+#
+# The arithmetic hides behind the reading, the cache behind the starts of attention: 4.48 + 0.84 = **5.32 ms**, 188
+# tokens per second. `predict` will say the same further down.
 
 # %% [markdown]
 # # FLOPs per byte, layer by layer
@@ -388,6 +405,9 @@ table(
 )
 
 # %% [markdown]
+# Every point lies under the roof, which at 0.5 FLOPs per byte is half the bandwidth. The predictions lie lower still,
+# since they count the call of an operation as it is in a step; in a loop of one operation, as here, it is cheaper.
+#
 # The same step with a prompt of 256 tokens: the products move to the right by the number of rows.
 
 # %%
@@ -447,8 +467,8 @@ say(
 )
 
 # %% [markdown]
-# That is why providers charge less for prompt tokens than for generated ones: all tokens of a prompt share one
-# read of the weights.
+# That is one reason why providers charge less for prompt tokens than for generated ones: all tokens of a prompt share
+# one read of the weights. How far can decode catch up?
 
 # %% [markdown]
 # # Sharing the step
@@ -517,9 +537,8 @@ picture(
 # %% [markdown]
 # ## Measured
 #
-# Back to the question of the beginning: batches 1 to 32 on your machine, predicted and measured. The panel shows the
-# time of a step, the tokens per second in all, and the tokens per second of each user. Draw first how the tokens per
-# second in all will grow.
+# Back to the question of the beginning: batches 1 to 32 on your machine, predicted and measured. Draw first how the
+# tokens per second of all users together will grow.
 
 # %% jupyter={"source_hidden": true}
 sweep_guess = ask(
@@ -591,13 +610,12 @@ table(
 
 # %% [markdown]
 # With short texts, compute is the first limit, a little above the ridge, because the rows themselves have to be
-# moved as well. With long texts, the caches are the first limit, at a much smaller batch. Labs 03 and 04 are
-# about them.
+# moved as well. With long texts it is the caches, at a much smaller batch (labs 03 and 04).
 #
 # ## Where memory ends
 #
-# A benchmark is to double the batch, 1, 2, 4, …, up to 256, and ends before: *out of memory*. That can be known
-# beforehand. The weights and all caches must fit at once. Take Llama-2-13B in 16 bits, with 1,024 tokens for each user:
+# Suppose that a benchmark doubles the batch, 1, 2, 4, …, up to 256, and stops early: *out of memory*. Where it stops can
+# be known beforehand. The weights and all caches must fit at once. Take Llama-2-13B in 16 bits, with 1,024 tokens for each user:
 
 # %%
 thirteen, tokens = public_shape("llama-2-13b"), 1024
@@ -671,8 +689,7 @@ say(
 )
 
 # %% [markdown]
-# A program needs memory for intermediate results, too, so its wall is nearer than this one. The panel above marks the
-# wall as *memory full* where it lies within the batches shown: choose a card, a long context and a large batch.
+# A program needs memory for intermediate results, too, so its wall is nearer than this one.
 #
 # ## Latency or throughput
 #
@@ -697,7 +714,7 @@ table(
 # %% [markdown]
 # # How good is the prediction?
 #
-# Here is a model of 110 million weights, far larger than a processor's cache. Its weights are random; a trained
+# Here is a model of 110 million weights, 440 MB, more than most processors' caches hold. Its weights are random; a trained
 # one would take the same time. Short and long contexts, small and large batches; each prediction is made before
 # the measurement, and nothing in it is fitted to a step.
 
@@ -736,8 +753,8 @@ say(
 )
 
 # %% [markdown]
-# Two things were learned from predictions that were too low. Small operations are not free: their calls are counted.
-# And a product with 8 or 16 rows reaches neither the bandwidth nor the arithmetic of the machine, because reading and
+# On this processor three numbers were too few. Small operations are not free: the call of each kind is measured. And a
+# product with 8 or 16 rows reaches neither the bandwidth nor the arithmetic of the machine, because reading and
 # multiplying overlap in part only: so the speed at which weights pass is measured for 1, 2, 4, … 32 rows, in the cache
 # and beyond it. What is left out: a machine that also does other work is slower than when its ceilings were measured.
 #
@@ -803,14 +820,16 @@ say(
 # %% [markdown]
 # A step of a small model has about as many operations as a step of a large one of the same depth. Each must be
 # started, but in a small model each does very little work. Such a step is **launch-bound**: fewer bytes help little.
-# Fewer operations help, and cheaper launches. (Is the predicted ratio far below the measured one? Then this processor
-# multiplies square matrices in bfloat16 very slowly, and the prediction expects the same of a single row. The measured
-# ratio counts.)
+# Fewer operations help, and cheaper launches.
+#
+# (Are the predicted ratios far below the measured ones? Then the processor has no instructions for bfloat16. Its FLOP/s
+# are measured with large products, which are then very slow; a single row is not. A ceiling is valid for the kind of
+# work it was measured with, and here only the measured ratios count.)
 #
 # On a large GPU this happens with much larger models, because the GPU reads so fast. A published case (S. Raschka's
 # *LLMs from scratch*, on an A100): a model of 0.6 billion weights generated 25 tokens per second with a KV cache, and
 # 26 without, when every step puts the whole text through the model. Why did the cache gain nothing? Count, with the
-# shape of Qwen3-0.6B and a text of 500 tokens, and predict both ways to start:
+# shape of Qwen3-0.6B and a text of 500 tokens (theirs had fewer, so less to compute), and predict both ways to start:
 
 # %%
 small, a100 = public_shape("qwen3-0.6b"), PUBLISHED["a100-80gb"]
@@ -839,12 +858,18 @@ say(
 )
 
 # %% [markdown]
+# The same published table has the test of this explanation: compiled by `torch.compile`, the model generates 90 tokens
+# per second with a cache and 107 without. The weights have as many bytes as before; only fewer operations are started.
+# Engines have the same trouble: for one user of Llama 3.2 1B on an H100, vLLM and SGLang reached at most half of the
+# bandwidth, a single kernel for the whole step 78 % (Hazy Research).
+
+# %% [markdown]
 # # Look where it goes
 #
 # Enough predicted. Take a step of the smallest model apart: time it, then make the same calls of torch again from a
-# list, without the model's code. The difference is the model's own **Python**. Of the rest, **dispatch**, **bytes** and
-# **arithmetic** are predicted; **idle** is the time in which the step's thread did not run. What the parts leave is
-# *not explained*.
+# list, without the model's code. The difference is the model's own **Python**. For the rest, **dispatch**, **bytes** and
+# **arithmetic** are what this machine's ceilings say; **idle** is the time in which the step's thread did not run. What
+# the parts leave is *not explained*; below zero, the parts together are longer than the step.
 
 # %% jupyter={"source_hidden": true}
 parts_guess = ask(
@@ -967,6 +992,10 @@ rows = [
     [m.settings["by"], f"{m.median:.0f}", m.counts["shapes"]] for m in compiled if m.settings.get("example") == "shapes"
 ]
 table(["", "graphs", "shapes"], rows, "the same function on rows of several sizes")
+
+# %% [markdown]
+# Two, not five: the first graph is for the first size alone. At a second size the compiler makes one in which that
+# length is a variable, and it serves all further sizes. The other two rows force either extreme (`dynamic=False`, `True`).
 
 # %%
 ratio = next((m for m in compiled if m.unit == "ratio"), None)
@@ -1096,8 +1125,8 @@ say(
 
 # %% [markdown]
 # Now with all settings: any public shape, any of the cards or your own machine. The panel shows whether the
-# model fits, how long users wait, and what a million tokens cost. Run measures your machine, at the same hourly
-# price.
+# model fits, how long users wait, and what a million tokens cost. (One user waits 4.65 ms here and not 5.32: the panel
+# counts fused kernels, 259 in a step in place of 777.) Run measures your machine, at the same hourly price.
 
 # %% jupyter={"source_hidden": true}
 price_guess = ask(

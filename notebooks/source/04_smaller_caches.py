@@ -80,7 +80,7 @@ say(
 # %% [markdown]
 # A smaller cache leaves memory for more users. Take a shape with 64 heads in each of 80 layers, that of the
 # Llama 2 of 70 billion weights, on two cards of 141 GB. How many users with 4,096 tokens each fit beside the
-# weights with 64 key-value heads, and how many with 8?
+# weights with 64 key-value heads, and how many with 8? (With 64, the weights that make keys and values grow as well.)
 
 # %%
 eight = public_shape("llama-2-70b")
@@ -249,6 +249,9 @@ say(
 )
 
 # %% [markdown]
+# The authors of GQA, with T5 models of up to 11 billion weights, came close to MHA in this way. Where training with few
+# heads from the start can be afforded, as here, it is the better way; converting is for a model that is already there.
+#
 # ## Fewer layers: neighbours share
 #
 # Does every layer need keys of its own? In **cross-layer attention** (CLA, 2024) every second layer has none,
@@ -312,7 +315,9 @@ picture(figure, alt)
 # %% [markdown]
 # Information still travels further: the keys of layer 2 contain what a token attended to in layer 1. So after L
 # layers a token can depend on L·(W − 1) tokens before it. (Longformer, 2020, combined such windows with a few
-# tokens that attend to all tokens and are attended by all; many other sparse patterns followed.)
+# tokens that attend to all tokens and are attended by all. The choice can also depend on the text: H2O, 2023, evicts the
+# tokens that have drawn the least attention so far; Quest, 2024, keeps all and reads only the blocks that may matter to
+# the query at hand, which saves bytes *read* and none stored. Our engine has neither.)
 #
 # A token that has left the window is never read again. So its place can be reused:
 #
@@ -401,7 +406,8 @@ table(["", "W", "global layers", "all kept", "windows kept", "less"], rows, "32K
 # Can a window be added to any model? The first tokens are special, say the authors of StreamingLLM: softmax
 # weights must sum to one, so a head that needs no token must still put its weight *somewhere*, and models learn
 # to put it on the first tokens, the **attention [sinks](../docs/glossary.md#the-model)**. Without those tokens the model fails; with four of
-# them it works for millions of tokens. We test this claim on a model that was trained without windows:
+# them its perplexity stays level for millions of tokens, though what has left the window is forgotten. We test this on
+# a model that was trained without windows:
 
 # %% jupyter={"source_hidden": true}
 sink_guess = ask(
@@ -640,9 +646,18 @@ say(
 # $$q_h \cdot k_h = q_h \cdot (K_h\, c) = (K_h^{\top} q_h) \cdot c$$
 #
 # The matrix can move to the *query side*. Multiply it into the query, once for each new token, and all heads
-# attend over the latents themselves. The same works for the values, whose matrix is applied to the result:
-# $\sum w\,(V_h c) = V_h \sum w\,c$. That is **absorption**: attention with one key-value head of 576 numbers,
-# whose value is the first 512 of them.
+# attend over the latents themselves. In numbers, with a latent of three and a key of two:
+#
+# ```text
+#      q = (1, 3)       K = ┌ 1 2 0 ┐       c = (1, 0, 2)
+#                           └ 0 1 1 ┘
+#
+#      expanded     K c  = (1, 2)            q · (1, 2)    = 7       K meets every cached c
+#      absorbed     Kᵀ q = (1, 5, 3)         (1, 5, 3) · c = 7       K meets the one new query
+# ```
+#
+# The same works for the values, whose matrix is applied to the result: $\sum w\,(V_h c) = V_h \sum w\,c$. That is
+# **absorption**: attention with one key-value head of 576 numbers, whose value is the first 512 of them.
 
 # %%
 mla = wb.load("stdlib-3m-mla")
@@ -689,7 +704,8 @@ for distance, one in zip(distances.tolist(), folded):
     print(f"distance {distance:>3}: the query folded for distance 0 is off by {off:.0%}")
 
 # %% [markdown]
-# Every cached token would need its own absorbed query. So MLA splits the key in two: a *content* part without a
+# (A rotation comes round: after 100 positions it happens to be nearer to its beginning than after 10.) Every cached
+# token would need its own absorbed query. So MLA splits the key in two: a *content* part without a
 # position, which is absorbed, and a small *rotary* part of 64 numbers, one for all heads, which is rotated once
 # and cached. This is the "decoupled" rotary embedding. Listings of MLA that leave it out describe a model
 # that knows positions from its causal mask alone.
@@ -799,8 +815,8 @@ say(
 # ```
 #
 # Keys **per channel**, over groups of 32 tokens; values, which have no such channels, **per token**; the newest
-# tokens in full precision until a group is full. This is KIVI's method (2024). Look at the channels of a real
-# model:
+# tokens in full precision until a group is full. This is KIVI's method (2024). The bits per value below count the
+# scales and those waiting tokens, so that int8 comes to 10. Look at the channels of a real model:
 
 # %% jupyter={"source_hidden": true}
 three_bit_guess = ask(
@@ -996,11 +1012,11 @@ quality_guess.compare(sixth["mqa"])
 
 # %% jupyter={"source_hidden": true}
 say(
-    "In DeepSeek's own comparison MLA is better than MHA. Two differences are clear. Their models are far larger and"
-    f" read far more text; ours saw {shipped / 1e6:.1f} million tokens. And the other five models here normalize each"
-    " query and key (QK norm), which helps most in a short training. Latent attention cannot use it, because a norm on"
-    " a head's key would stand between K_up and the query and prevent absorption. Small models tell us which questions to ask"
-    " about large ones."
+    "In DeepSeek's own comparison (DeepSeek-V2, appendix D) MLA is better than MHA. Two differences are clear. Their"
+    f" models are far larger and read far more text; ours saw {shipped / 1e6:.1f} million tokens. And the other"
+    " five models here normalize each query and key (QK norm). Latent attention normalizes its latent instead, because a"
+    " norm on a head's key would stand between K_up and the query and prevent absorption. Which of the two matters was not"
+    " tested here: small models tell us which questions to ask about large ones."
 )
 
 # %% [markdown]
@@ -1074,9 +1090,9 @@ say(
 # Why does the one follow the other at all? All these memories are equally full, so every variant's step reads about
 # the same bytes of keys and values, and the weights once. If reading were all, every step would take equally long,
 # and tokens would grow as sequences do. What keeps them below that is all that a *row* costs besides: its arithmetic,
-# and, for latents, the scores, which our absorbed attention writes to memory. Two kinds do worse by their nature: a
-# layer without keys of its own reads those of another *again*, and int8 codes are turned back into float32 before they
-# are used.
+# and, for latents, the scores, which our absorbed attention writes to memory. Two kinds do worse: by its nature a layer
+# without keys of its own, which reads those of another *again*; and int8 as it is read here, where the codes are turned
+# back into float32 before they are used.
 #
 # On a large card reading is nearly all, while the rows are few. Take the shape of Llama 2 7B on a card of 80 GB, weights in 16 bits, 4,000
 # tokens in every sequence: as it is, with MHA, and, as if it had been trained so, with a key-value head for every four
@@ -1167,12 +1183,14 @@ table(["", "cache, bytes", "read in a step", "measured, ms", "predicted, ms", "l
 # %% [markdown]
 # A step of so small a model spends most of its time on launching operations, and their number hardly changed;
 # its weights and caches may also fit into the processor's own cache. Now the same six attentions in a shape of
-# about 110 million weights, more than most processors' caches hold, after 1,000 tokens:
+# about 110 million weights in bfloat16, more than most processors' caches hold, after 1,000 tokens. (Where the processor
+# has no instructions for bfloat16, the predicted times are many times too long, as lab 02 explains: then compare the
+# measured ones.)
 
 # %% jupyter={"source_hidden": true}
 large_guess = ask(
     "a sixth of the cache, 110M weights",
-    "And in a shape of 110 million weights, 440 MB in float32?",
+    "And in a shape of 110 million weights, 220 MB in bfloat16?",
     unit="times",
     example=2,
     low=0,
@@ -1296,7 +1314,7 @@ table(
 # |---|---|
 # | GQA by a setting | nearly every open model since 2023; MQA in the smallest |
 # | MLA in two forms, chosen by new tokens | DeepSeek-V2 and V3 and their relatives: absorbed for decode ([FlashMLA](https://github.com/deepseek-ai/FlashMLA)), expanded for prefill |
-# | windows with global layers | Gemma 2 and 3, Mistral's first. [vLLM](https://docs.vllm.ai/en/latest/design/hybrid_kv_cache_manager/) allocates by the kind of layer |
+# | windows with global layers | Gemma 2 and 3, Mistral's first; [gpt-oss](https://arxiv.org/abs/2508.10925) alternates windows of 128 with full layers, and has a learned sink in every head. [vLLM](https://docs.vllm.ai/en/latest/design/hybrid_kv_cache_manager/) allocates by the kind of layer |
 # | a rolling buffer with room to roll back | pages that are freed when they leave the window (lab 09) |
 # | int8, fp8, int4 with scales | fp8 is common: [vLLM](https://docs.vllm.ai/en/latest/features/quantization/quantized_kvcache/) has a scale per tensor or per head. [SGLang](https://docs.sglang.io/advanced_features/quantized_kv_cache.html) warns of what we measured: slow where unpacking is not fused with attention |
 # | shared layers by a map | CLA in a few models; others share keys in the upper half (YOCO) |
@@ -1368,6 +1386,10 @@ summary()
 #   2025, [arXiv 2503.19786](https://arxiv.org/abs/2503.19786): five windows to one global layer.
 # - G. Xiao and others, *Efficient Streaming Language Models with Attention Sinks*, 2023, [arXiv
 #   2309.17453](https://arxiv.org/abs/2309.17453).
+# - Z. Zhang and others, *H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language Models*, 2023,
+#   [arXiv 2306.14048](https://arxiv.org/abs/2306.14048), and J. Tang and others, *Quest: Query-Aware Sparsity for
+#   Efficient Long-Context LLM Inference*, 2024, [arXiv 2406.10774](https://arxiv.org/abs/2406.10774): tokens chosen by
+#   the text.
 # - Z. Liu and others, *KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache*, 2024, [arXiv
 #   2402.02750](https://arxiv.org/abs/2402.02750), and C. Hooper and others, *KVQuant*, 2024, [arXiv
 #   2401.18079](https://arxiv.org/abs/2401.18079).
