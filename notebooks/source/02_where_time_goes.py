@@ -892,7 +892,7 @@ parts = {m.settings["part"]: m.median for m in waterfall.run()}
 waterfall.snapshot()
 
 # %%
-parts_guess.compare(100 * parts["dispatch"] / parts["step"])
+parts_guess.compare(100 * parts["dispatch"] / parts["step"], how="predicted")
 
 # %% [markdown]
 # Which operations are these? torch's profiler notes every operation while a step runs. It costs time itself, so read

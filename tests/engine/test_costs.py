@@ -371,6 +371,18 @@ def test_weights_pass_at_the_speed_of_so_many_rows_and_so_many_weights():
     assert work(16, beyond) == pytest.approx(weights / 5e5, rel=1e-6)
 
 
+def test_few_rows_take_what_was_measured_of_them_where_a_large_product_is_slower():
+    """bfloat16 on a processor without instructions for it: a large product at 3 GFLOP/s, one row at memory's speed."""
+    table = Passing((1, 4, 16), (1.0,), ((4e6, 4e6, 1e6),))
+    slow, usual = (ceilings(weight_passing={"float32": table}, flop_per_s={"float32": rate}) for rate in (1e5, 1e13))
+    for rows in (1, 16, 64):
+        costs = decode_costs(tiny_config(), batch=rows, context=0, weight_bytes_per_element=4)
+        product = next(o for o in costs.operations if o.rows and o.weight_bytes)
+        took, *_ = (s for name, s, _ in predict(costs, slow, "float32").operations if name == product.name)
+        assert took == pytest.approx(product.weight_bytes / table.at(rows, 1.0) * max(1, rows / 16), rel=1e-6)
+        assert predict(costs, usual, "float32").terms["compute"] == pytest.approx(costs.flops / 1e13)
+
+
 def test_keys_pass_at_the_speed_of_so_many_queries_each():
     config = tiny_config(num_heads=8, num_kv_heads=2)
     costs = decode_costs(config, batch=2, context=30, weight_bytes_per_element=4)

@@ -41,7 +41,8 @@ def predict(
     Σ dispatch + max(bytes / bandwidth, FLOPs / FLOP rate).
     Where the ceilings have them (a CPU that was measured): calls take what was measured for their kind (`dispatch`);
     weights pass at the speed measured for so many rows and so many weights in a step (`weight_passing`), keys and
-    values at that for so many queries (`kv_passing`), arithmetic included. Else weights pass at `weight_bytes_per_s`,
+    values at that for so many queries (`kv_passing`), arithmetic included: where few rows go through a faster product
+    than a large one does, its rate counts. Else weights pass at `weight_bytes_per_s`,
     keys and values at `kv_bytes_per_s`. All other bytes pass at the read bandwidth, all other operations start in
     `launch_s`.
     dtype: "float32", "bfloat16" or "float16" (or the torch dtype): in what the matrix products are computed.
@@ -106,6 +107,10 @@ class _Speeds:
             table, each = self.weight_passing, o.weight_bytes / o.count
             bandwidth = o.weight_bytes / table.at(1, self.working_set, each)
             passed = o.weight_bytes / table.at(o.rows, self.working_set, each)
+            # Few rows may go through a faster product than the large one that the FLOP rate is from (bfloat16 on a
+            # processor without instructions for it): arithmetic takes no longer than what was measured, arithmetic
+            # included.
+            compute = min(compute, passed * max(1.0, o.rows / table.most_rows))
         elif self.kv_passing is not None and o.queries:
             table = self.kv_passing
             bandwidth = o.kv_bytes / table.at(1, self.kv_set) + moved
