@@ -37,6 +37,11 @@ WORKBENCH = Path(sys.executable).parent / "workbench"
 # file changed and asks what to do with it ("File Changed"): here the tests alone save.
 NO_AUTOSAVE = "lab/user-settings/@jupyterlab/docmanager-extension/plugin.jupyterlab-settings"
 
+# Seconds that a busy machine, whose kernels still import and whose cores others use, may take for what a quiet one does
+# at once. A wait ends as soon as what it waits for is there, so a long one costs a passing test nothing.
+BUSY_S = 180
+expect.set_options(timeout=BUSY_S * 1000)
+
 # True after three quiet looks in a row, and at once when a dialog is open; `wait` tells one waiting from the next.
 QUIET = """wait => {
     const all = (where, selector) => [...where.querySelectorAll(selector)];
@@ -49,6 +54,14 @@ QUIET = """wait => {
     window.quiet.looks = idle ? window.quiet.looks + 1 : 0;
     return window.quiet.looks >= 3;
 }"""
+
+# Whatever the panel's status says from now on, however short: a look now and then would miss a quick run's "running".
+LISTEN = """panel => {
+    window.said = [];
+    const hear = () => window.said.push(panel.querySelector('[role=status]')?.textContent.trim() || '');
+    new MutationObserver(hear).observe(panel, {childList: true, characterData: true, subtree: true});
+}"""
+HAS_RUN = "window.said.some(text => text.startsWith('running'))"
 
 # Of the shown texts outside the picture (which is an image, and checked as a figure).
 SMALL_OR_CUT = """(panel, pixels) => {
@@ -80,7 +93,7 @@ class LabServer:
     `.url` is the one line it printed. Leaving the `with` block ends the server and its kernels.
     """
 
-    def __init__(self, course: Path, scratch: Path, cache: Path | None = None, start_timeout_s: float = 60):
+    def __init__(self, course: Path, scratch: Path, cache: Path | None = None, start_timeout_s: float = BUSY_S):
         self.course = course
         scratch.mkdir(parents=True, exist_ok=True)
         self.output, self.log = scratch / "lab.out", scratch / "lab.log"
@@ -123,7 +136,7 @@ class LabServer:
         """Call the server's REST interface, as the page does: api("GET", "sessions")."""
         parts = urlsplit(self.url)
         request = Request(f"{parts.scheme}://{parts.netloc}/api/{path}?{parts.query}", method=method)
-        with urlopen(request, timeout=30) as answer:
+        with urlopen(request, timeout=BUSY_S) as answer:
             body = answer.read()
         return json.loads(body) if body else None
 
@@ -155,14 +168,14 @@ class LabPage:
     def __init__(self, browser: Browser, server: LabServer, width: int = 1400, height: int = 1250):
         self.server, self.notebook = server, ""
         self.context = browser.new_context(viewport={"width": width, "height": height})
-        self.context.set_default_timeout(60_000)  # milliseconds; for one click on a busy machine
+        self.context.set_default_timeout(BUSY_S * 1000)  # for one click
         self.page = self.context.new_page()
         self.book = self.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")  # the notebook in front
         self.console_errors: list[str] = []
         self.page.on("console", lambda m: m.type == "error" and self.console_errors.append(m.text))
         self.page.on("pageerror", lambda error: self.console_errors.append(f"uncaught: {error}"))
 
-    def open(self, notebook: str, timeout_s: float = 120) -> None:
+    def open(self, notebook: str, timeout_s: float = BUSY_S) -> None:
         """Open `notebook` (a path inside the course), alone, and wait until its kernel is idle. A dialog fails the
         wait."""
         self.notebook = notebook
@@ -210,7 +223,7 @@ class LabPage:
         for label in path[1:]:
             self.page.locator(".lm-Menu-itemLabel", has_text=re.compile(f"^{re.escape(label)}$")).click()
 
-    def run_all(self, timeout_s: float = 120) -> None:
+    def run_all(self, timeout_s: float = 300) -> None:
         """Clear all outputs, so that a number beside a cell says that it ran now; run all; wait until nothing is left
         to run.
 
@@ -219,7 +232,7 @@ class LabPage:
         self.menu("Edit", "Clear Outputs of All Cells")
         self.menu("Run", "Run All Cells")
         begun = self.book.locator(".jp-CodeCell .jp-InputPrompt", has_text=re.compile(r"\[(\*|\d+)\]"))
-        expect(begun.first).to_be_attached(timeout=120_000)
+        expect(begun.first).to_be_attached()
         self.wait_idle(timeout_s)
 
     def saved(self) -> nbformat.NotebookNode:
@@ -252,7 +265,7 @@ class LabPage:
         """The first output with a Run button that holds `words`. among: how many the lecture has."""
         run = button(self.page, "Run")
         output = self.book.locator(".jp-OutputArea-output").filter(has=run).filter(has_text=words)
-        expect(output).to_have_count(among, timeout=120_000)  # its kernel may still import, on a busy machine
+        expect(output).to_have_count(among)
         output = output.first
         output.scroll_into_view_if_needed()
         return PanelOnPage(self, output)
@@ -301,7 +314,7 @@ class PanelOnPage:
         handle.press("Home")
         for _ in range(100):
             if shown.inner_text() == value:
-                self.lab_page.wait_idle(60)
+                self.lab_page.wait_idle(BUSY_S)
                 return
             self.move(description, "ArrowRight")
         raise AssertionError(f"the slider {description!r} never shows {value!r}")
@@ -313,20 +326,24 @@ class PanelOnPage:
         """Press Play; pressed again it pauses."""
         self.output.locator(".jupyter-widgets.widget-play button").first.click()
 
-    def run(self, timeout_s: float = 300) -> None:
+    def run(self, timeout_s: float = 600) -> None:
         """Press Run and wait until it is done; the notebook's own run may have left "done" there."""
-        self.press("Run")
-        self.wait_status("^running", timeout_s=30)
+        self.begin()
         self.wait_status("^done: ", timeout_s)
-        self.lab_page.wait_idle(60)  # the last drawing too
+        self.lab_page.wait_idle(BUSY_S)  # the last drawing too
+
+    def begin(self) -> None:
+        """Press Run and wait until it runs, or has run."""
+        self.output.evaluate(LISTEN)
+        self.press("Run")
+        self.page.wait_for_function(HAS_RUN, timeout=BUSY_S * 1000)
 
     def stop(self) -> None:
         """Press Run, and Stop as soon as it runs. On a busy machine a short run may end first: then once more."""
         for _ in range(3):
-            self.press("Run")
-            self.wait_status("^running", timeout_s=30)
+            self.begin()
             self.press("Stop")
-            self.wait_status("^(stopped|done)", timeout_s=60)
+            self.wait_status("^(stopped|done)", BUSY_S)
             if self.status().startswith("stopped"):
                 return
         raise AssertionError(f"Stop came too late three times: {self.status()}")
@@ -354,7 +371,7 @@ class PanelOnPage:
         """Texts of the panel with letters smaller than so many pixels, and labels that are wider than their place."""
         return self.output.evaluate(SMALL_OR_CUT, pixels)
 
-    def wait_for_change(self, read: Callable[[], object], before: object, timeout_s: float = 30) -> object:
+    def wait_for_change(self, read: Callable[[], object], before: object, timeout_s: float = BUSY_S) -> object:
         """The first value of `read()` that differs from `before`."""
         deadline = time.monotonic() + timeout_s
         while (now := read()) == before:
@@ -362,7 +379,7 @@ class PanelOnPage:
             self.page.wait_for_timeout(150)  # a picture is a long text to read
         return now
 
-    def wait_for_picture_of(self, words: str, timeout_s: float = 30) -> str:
+    def wait_for_picture_of(self, words: str, timeout_s: float = BUSY_S) -> str:
         """The plot's alternative text, once it has `words`. A slider on its way draws other pictures first."""
         plot = self.output.locator("img[alt]").first
         expect(plot).to_have_attribute("alt", re.compile(words), timeout=timeout_s * 1000)

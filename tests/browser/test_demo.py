@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
-from harness import ROOT, PanelOnPage, free_port, save_picture
+from harness import BUSY_S, ROOT, PanelOnPage, free_port, save_picture
 from playwright.sync_api import expect
 
 from workbench.demo.pages import page_names
@@ -101,7 +101,7 @@ def test_run_measures_and_ends_in_a_picture_and_a_table(page):
     run = panel(page, STEMS.index("allocators"))
     before = run.picture()
     run.press("Run")
-    run.wait_status("^done: ", timeout_s=60)
+    run.wait_status("^done: ", BUSY_S)
     _, alt = run.wait_for_change(run.picture, before)
     assert "Nothing measured yet" not in alt and re.search(r"paged, 16: measured \d+", alt)
     head, *rows = run.table()

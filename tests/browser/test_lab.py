@@ -7,7 +7,7 @@ import re
 
 import nbformat
 import pytest
-from harness import LabPage, button
+from harness import BUSY_S, LabPage, button
 
 from workbench.jupyter import DISPLAY_NAME, KERNEL_NAME
 
@@ -61,9 +61,9 @@ def test_run_measures_and_shows_it_beside_the_prediction(lab_01):
     panel.set("points", "3")
     panel.set("repeats", "2")
     panel.press("Run")
-    panel.wait_status("^done: 4 measurements", timeout_s=90)  # three lengths, and the rows of a generation
+    panel.wait_status("^done: 4 measurements", BUSY_S)  # three lengths, and the rows of a generation
     # the six lengths from the notebook's own run
-    panel.wait_for_change(lambda: len(panel.table()), 7, timeout_s=20)
+    panel.wait_for_change(lambda: len(panel.table()), 7)
     head, *rows = panel.table()
     assert head[:3] == ["tokens", "measured (p10 to p90)", "predicted"]
     assert (len(rows), rows[-1][0]) == (3, length)
@@ -79,11 +79,11 @@ def test_stop_ends_a_long_run_soon(lab_01):
     panel.move("repeats", "End")
     for _ in range(2):
         panel.press("Run")
-        panel.wait_status("^running: length", timeout_s=30)
+        panel.wait_status("^running: length", BUSY_S)
         lab_01.page.wait_for_timeout(500)
         assert "running" in panel.status(), "the run was to be long, so that there is something to stop"
         panel.press("Stop")
-        panel.wait_status("^stopped", timeout_s=10)
+        panel.wait_status("^stopped", BUSY_S)
 
 
 def test_the_page_logged_no_errors(lab_01):
@@ -107,14 +107,14 @@ def test_stop_works_while_a_cell_is_running(lab_page):
     panel = lab_page.panel(STEP_TIME)
     panel.wait_status("^running: length", timeout_s=120)
     panel.press("Stop")
-    panel.wait_status("^stopped", timeout_s=15)
+    panel.wait_status("^stopped", BUSY_S)
     assert lab_page.waiting_cells() == 1, "the cell itself is still running"
 
 
 def test_the_opened_decoder_follows_text_layer_and_head(lab_page):
     """The panel of lab 00 on its own: tokens and weights beside the picture, a text that is too long, Run."""
     lab_page.open(put_notebook(lab_page, "opened.ipynb", "import workbench as wb\npanel = wb.panels.decoder()\npanel"))
-    lab_page.run_all(timeout_s=120)
+    lab_page.run_all()
     panel = lab_page.panel("where does its attention look?")
     panel.wait_for_picture_of("layer 0, head 0")
     head, *rows = panel.table()
@@ -129,10 +129,10 @@ def test_the_opened_decoder_follows_text_layer_and_head(lab_page):
     assert panel.small_or_cut(16) == []
     text = panel.output.locator("textarea")
     text.fill("import os\n" * 30)
-    panel.wait_status(r"^error: the text has 90 tokens, and 3 to 48 are shown", timeout_s=30)
+    panel.wait_status(r"^error: the text has 90 tokens, and 3 to 48 are shown", BUSY_S)
     text.fill("import os\nimport")
     panel.wait_for_picture_of("A lower triangle of 4 by 4 cells")
-    panel.wait_status("^ready", timeout_s=30)
+    panel.wait_status("^ready", BUSY_S)
 
 
 def test_a_failing_cell_does_not_go_unseen(lab_page):
@@ -148,7 +148,7 @@ def test_a_panel_can_be_read_in_a_hall(lab_page):
     that fills the screen, where letters are half as large again."""
     shown = "import workbench as wb\npanel = wb.panels.block_pool()\npanel"
     lab_page.open(put_notebook(lab_page, "hall.ipynb", shown, "panel.snapshot()"))
-    lab_page.run_all(timeout_s=120)
+    lab_page.run_all()
     panel = lab_page.panel("Who holds which block")
     still = lab_page.book.locator('.jp-OutputArea-output img[src^="data:image/png"]')
     assert still.count() == 1 and not still.is_visible(), "a still beside its own panel"
@@ -166,7 +166,7 @@ def test_a_panel_can_be_read_in_a_hall(lab_page):
     lab_page.page.set_viewport_size({"width": 1280, "height": 720})
     edge = button(panel.output, "Run").bounding_box()
     assert edge["y"] + edge["height"] <= lab_page.page.evaluate("window.innerHeight"), "Run is out of sight"
-    panel.output.get_by_text("The numbers").first.click(timeout=10_000)
+    panel.output.get_by_text("The numbers").first.click()
     assert panel.small_or_cut(24) == []
     panel.redraw("shown step", "ArrowRight")
     panel.output.locator("button.workbench-projector").click()

@@ -42,10 +42,10 @@ def run_cell(page: LabPage, number: int) -> None:
 def test_the_next_cell_waits_for_a_guess_and_goes_on_with_it(lecture):
     run_cell(lecture, 0)
     box = cell(lecture, 0).locator("input[type=text]")
-    expect(box).to_have_value("", timeout=60_000)
+    expect(box).to_have_value("")
     lecture.page.wait_for_timeout(1000)
     run_cell(lecture, 1)
-    expect(cell(lecture, 1)).to_contain_text("Waiting for your guess above", timeout=30_000)
+    expect(cell(lecture, 1)).to_contain_text("Waiting for your guess above")
     lecture.screenshot("lecture-waits")
     status = cell(lecture, 0).locator("[role=status]")
 
@@ -75,7 +75,7 @@ def test_the_next_cell_waits_for_a_guess_and_goes_on_with_it(lecture):
 
 
 def test_run_all_waits_for_nobody(lecture):
-    lecture.run_all(timeout_s=120)
+    lecture.run_all()
     expect(cell(lecture, 1)).to_contain_text("An example guess stands in: 16 times. Put yours above and run this cell")
     expect(cell(lecture, 2)).to_contain_text("16 times (example)")
     hidden = cell(lecture, 3)
@@ -90,10 +90,10 @@ def test_run_all_waits_for_nobody(lecture):
 
 def test_show_me_goes_on_without_a_guess_and_a_restart_asks_again(lecture):
     run_cell(lecture, 0)
-    expect(cell(lecture, 0).locator("input[type=text]")).to_have_value("", timeout=60_000)
+    expect(cell(lecture, 0).locator("input[type=text]")).to_have_value("")
     lecture.page.wait_for_timeout(1000)
     run_cell(lecture, 1)
-    expect(cell(lecture, 1)).to_contain_text("Waiting for your guess above", timeout=30_000)
+    expect(cell(lecture, 1)).to_contain_text("Waiting for your guess above")
     button(lecture.page, "Show me").click()
     expect(cell(lecture, 1)).to_contain_text("Measured: 4 times.")
 
@@ -102,15 +102,15 @@ def test_show_me_goes_on_without_a_guess_and_a_restart_asks_again(lecture):
     lecture.page.wait_for_timeout(1500)
     lecture.wait_idle(60)
     run_cell(lecture, 0)
-    expect(cell(lecture, 0).locator("[role=status]")).to_contain_text("No guess yet", timeout=60_000)
+    expect(cell(lecture, 0).locator("[role=status]")).to_contain_text("No guess yet")
     lecture.page.wait_for_timeout(1000)
     run_cell(lecture, 1)
-    expect(cell(lecture, 1)).to_contain_text("Waiting for your guess above", timeout=30_000)
+    expect(cell(lecture, 1)).to_contain_text("Waiting for your guess above")
     lecture.menu("Kernel", "Interrupt Kernel")
     expect(cell(lecture, 1)).to_contain_text("Stopped waiting for a guess. Predict above, then run this cell again.")
     assert "Traceback" not in cell(lecture, 1).inner_text()
     run_cell(lecture, 1)
-    expect(cell(lecture, 1)).to_contain_text("Waiting for your guess above", timeout=30_000)
+    expect(cell(lecture, 1)).to_contain_text("Waiting for your guess above")
     cell(lecture, 0).locator("input[type=text]").fill("4")
     button(lecture.page, "Predict").click()
     expect(cell(lecture, 1)).to_contain_text(

@@ -58,7 +58,7 @@ def visits(browser, tmp_path_factory):
         seen["marked"] = where(second.page)
         save_picture(second.page, "start-page-marked")
         front(second.page).get_by_role("link", name="exercises").first.click()
-        expect(second.book.locator("h1").first).to_have_text(re.compile("Exercises of lab 01"), timeout=60_000)
+        expect(second.book.locator("h1").first).to_have_text(re.compile("Exercises of lab 01"))
         second.notebook = "exercises/01_naive_generation.ipynb"
         seen["dialogs"] += second.dialogs()
         seen["errors"] = second.console_errors

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from harness import ROOT, WORKBENCH, free_port, save_picture
+from harness import BUSY_S, ROOT, WORKBENCH, free_port, save_picture
 
 from workbench.panels import style
 from workbench.presenting import export, lectures_in
@@ -113,7 +113,7 @@ def opened(browser, address: str, width=1920, height=1080, **how):
     page.on("pageerror", lambda error: page.wrong.append(str(error)))
     page.on("request", lambda request: page.asked.append(request.url))
     page.goto(address, wait_until="commit")
-    page.wait_for_selector("html[data-slides]", timeout=60_000)
+    page.wait_for_selector("html[data-slides]", timeout=BUSY_S * 1000)
     yield page
     context.close()
 
@@ -311,14 +311,14 @@ def test_a_kernel_that_dies_leaves_the_recorded_results_and_the_page_says_so(bro
         name = page.evaluate(KERNEL_ID)
         [pid] = [int(p.parent.name) for p in Path("/proc").glob("[0-9]*/cmdline") if name.encode() in cmdline(p)]
         os.kill(pid, signal.SIGKILL)
-        page.wait_for_function("document.querySelector('.foot .kernel.failed')", timeout=30_000)
+        page.wait_for_function("document.querySelector('.foot .kernel.failed')", timeout=BUSY_S * 1000)
         a_recorded_panel_is_shown(page, "the kernel has ended", "reload")
         save_picture(page, "present-dead-kernel")
         page.keyboard.press("PageUp")
         page.keyboard.press("r")  # what it showed last is still there
         assert page.locator(".slide.shown .workbench-panel").is_visible()
         page.reload(wait_until="commit")
-        page.wait_for_selector("html[data-slides]", timeout=60_000)
+        page.wait_for_selector("html[data-slides]", timeout=BUSY_S * 1000)
         page.wait_for_function(ALIVE, timeout=180_000)
         assert page.evaluate(KERNEL_ID) != name and page.locator(".foot .failed").count() == 0
 
@@ -355,7 +355,7 @@ def test_a_kernel_that_ends_at_once_leaves_the_recorded_results(browser, tmp_pat
         page = context.new_page()
         page.clock.install()
         page.goto(address, wait_until="commit")
-        page.wait_for_selector("html[data-slides]", timeout=60_000)
+        page.wait_for_selector("html[data-slides]", timeout=BUSY_S * 1000)
         assert "failed" not in page.locator(".foot .kernel").get_attribute("class")
         page.clock.fast_forward(80_000)
         page.wait_for_selector(".foot .kernel.failed")

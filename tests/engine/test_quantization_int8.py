@@ -83,8 +83,21 @@ def test_it_is_exact_as_well_on_a_processor_without_instructions_for_it():
     assert run.stdout.strip() == str([127 * 127 * 64] * 3)
 
 
+@pytest.mark.parametrize("has_them", [True, False])
+def test_a_processor_with_and_without_instructions_for_it_has_the_same_sums(monkeypatch, has_them):
+    right, taken = torch._int_mm, []
+    monkeypatch.setattr(torch, "_int_mm", lambda a, b: taken.append(a.shape) or right(a, b))
+    monkeypatch.setattr(products, "multiplies_whole_numbers", lambda: has_them)
+    a, b = codes(4, 64, 1), codes(5, 64, 2)
+    exact = products.int_mm_is_exact()  # asks the product itself, once
+    taken.clear()
+    assert torch.equal(integer_product(a, b).long(), a.long() @ b.long().T)
+    assert bool(taken) == (has_them and exact)
+
+
 def test_a_library_that_cuts_sums_off_is_noticed_and_not_used(monkeypatch):
     right = torch._int_mm
+    monkeypatch.setattr(products, "multiplies_whole_numbers", lambda: True)
     products.int_mm_is_exact.cache_clear()
     monkeypatch.setattr(torch, "_int_mm", lambda a, b: right(a, b).clamp(-(2**15), 2**15 - 1))
     try:
