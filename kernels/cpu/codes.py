@@ -63,6 +63,11 @@ def why_not_here() -> str:
 def _functions() -> ctypes.CDLL:
     made = library(SOURCE)
     assert not isinstance(made, str), "why_not_here was asked"
+    return opened(made)
+
+
+def opened(made: ctypes.CDLL) -> ctypes.CDLL:
+    """The same, with the types of its functions."""
     made.multiply_codes.restype = None
     made.multiply_codes.argtypes = [Pointer, Pointer, Whole, Whole, Whole, Whole, Pointer]
     made.instructions.restype = ctypes.c_char_p
