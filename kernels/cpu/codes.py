@@ -7,7 +7,7 @@
     q8          8 bits, a scale a block     stays a whole number, and so does its product with an input's code
 
 q8 is how llama.cpp multiplies its formats q8_0 and q4_0. An input of a block lies at most max|x| / 254 from its rounded
-one, so an output is at most Σ over blocks of (max|x| / 254) · Σ|ŵ| from the exact one, and what rounding in float32 adds.
+one, so an output lies at most Σ over blocks of (max|x| / 254) · Σ|ŵ| from the exact one, and what float32 adds.
 
 A row with NaN or an infinity has no finite result.
 """

@@ -22,8 +22,8 @@ from workbench.models.compiled import OPTIONS
 from workbench.models.config import LatentAttentionShape
 from workbench.quantization import Grouped, IntegerFormat, QuantizationRecipe, QuantizedLinear, quantize
 from workbench.quantization import inference as forms
-from workbench.quantization.formats import FP8_E4M3
 from workbench.quantization.cpu_forms import CodeKernel
+from workbench.quantization.formats import FP8_E4M3
 from workbench.quantization.inference import AsStored, CodeMatvec, NibbleKernel, ScaledRows, product_for
 from workbench.quantization.prepared import recipe_for
 from workbench.quantization.stored import StoredWeight

@@ -1,5 +1,5 @@
-"""The C++ loops over codes: the product with the numbers that the codes stand for, in both precisions, for every kind of
-codes, on every kind of processor that the source knows."""
+"""The C++ loops over codes: the product with the numbers that the codes stand for, in both precisions, for every kind
+of codes, on every kind of processor that the source knows."""
 
 from __future__ import annotations
 
@@ -87,7 +87,9 @@ def check_products(rows=(1, 2, 3, 4, 7)) -> None:
         exact, q8 = weight.product("exact"), weight.product("q8")
         for n in rows:
             x = torch.randn(n, weight.inside, generator=torch.Generator().manual_seed(n + number))
-            terms = x.double().abs() @ (numbers.abs() + weight.scale.double().repeat_interleave(weight.group, 1) * 256).T
+            terms = (
+                x.double().abs() @ (numbers.abs() + weight.scale.double().repeat_interleave(weight.group, 1) * 256).T
+            )
             assert ((exact(x) - x.double() @ numbers.T).abs() <= 1e-6 * terms).all(), (weight.kind, weight.group, n)
             q, scale, step = rounded(x, weight.group, weight.kind == "nibbles")
             given = (q.double() * scale.double()) @ numbers.T

@@ -94,7 +94,9 @@ def prepare(
     make, reason = linear_class(linear, model.dtype, model.device), "as asked"
     if linear == "auto":
         make, reason = chosen_linear(model.dtype, model.device)
-    made = FastDecoder(model, make, compile_steps=compile, kernels=kernels, experts=experts_class(model, experts), inputs=inputs)
+    made = FastDecoder(
+        model, make, compile_steps=compile, kernels=kernels, experts=experts_class(model, experts), inputs=inputs
+    )
     made.linear_reason, made.graphs = "; ".join([reason, *made.form_reasons]), graphs
     if dependent_launches:
         made.launch_dependents()

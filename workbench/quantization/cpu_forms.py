@@ -29,9 +29,7 @@ class CodeKernel:
     """A few rows through the loops, more through `others`: another form of the same weight, whose inputs are as they
     are."""
 
-    def __init__(
-        self, stored: Grouped, others: Callable[[torch.Tensor], torch.Tensor], inputs: str = "exact"
-    ) -> None:
+    def __init__(self, stored: Grouped, others: Callable[[torch.Tensor], torch.Tensor], inputs: str = "exact") -> None:
         from workbench.kernels.cpu.codes import CodeProduct, instructions
 
         self.stored, self.others, self.inputs = stored, others, inputs

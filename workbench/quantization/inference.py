@@ -1,7 +1,7 @@
 """Quantized weights for inference: the forms in which codes are multiplied, and the list of who makes them.
 
     form             where                          codes                     a product
-    CodeKernel       CPU with a C++ compiler        integers, groups of 32·n  our C++ loops (`cpu_forms`); inputs as they
+    CodeKernel       CPU with a C++ compiler        integers, groups of 32·n  C++ loops (`cpu_forms`); inputs as they
                                                     (8 bits: whole rows too)  are, or by name ("q8") rounded to 8 bits
     NibbleKernel     other CPUs, bfloat16           integers, groups of 32·n  torch's kernel for 4 bits; 8 bits are two
     ScaledRows       other CPUs, any type           5 to 8 bits, whole rows   codes as numbers, scaled afterwards
