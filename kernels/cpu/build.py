@@ -52,9 +52,11 @@ def library(source: Path) -> ctypes.CDLL | str:
 
 
 def _key(source: Path, compiler: str) -> str:
-    """What the library depends on, in 16 digits."""
+    """What the library depends on, headers beside the source included, in 16 digits."""
     version = subprocess.run([compiler, "--version"], capture_output=True, timeout=COMPILE_S, check=True).stdout
-    return _digest(b"\0".join((source.read_bytes(), " ".join(FLAGS).encode(), version, _processor().encode())))
+    sources = [source, *sorted(source.parent.glob("*.h"))]
+    parts = (*(file.read_bytes() for file in sources), " ".join(FLAGS).encode(), version, _processor().encode())
+    return _digest(b"\0".join(parts))
 
 
 def _processor() -> str:
