@@ -29,6 +29,14 @@ namespace {
 
 constexpr int TILE = 4;         // outputs that are computed together
 constexpr float HIGHEST = 127;  // of an input's code
+// Bytes of codes, fetched so far ahead. Codes are a few short rows at a time, which the processor follows too late: from
+// memory this reads half as many again in the same time (measured), and in the cache it costs nothing.
+constexpr int AHEAD = 8192;
+
+template <Kind KIND>
+inline void fetch(const uint8_t* row, int64_t chunk) {
+  __builtin_prefetch(at<KIND>(row, chunk) + AHEAD, 0, 2);
+}
 
 inline int64_t up(int64_t n, int64_t by) { return (n + by - 1) / by; }
 
@@ -145,11 +153,13 @@ void product(const Weight& weight, const Rows& x, int64_t row, const uint8_t* co
         Sums whole[R][O];
         for (int r = 0; r < R; r++)
           for (int o = 0; o < O; o++) whole[r][o] = x.starts[(row + r) * x.blocks + block];
-        for (; chunk < end; chunk++)
+        for (; chunk < end; chunk++) {
+          for (int o = 0; o < O; o++) fetch<KIND>(w[o], chunk);
           for (int r = 0; r < R; r++) {
             const Codes q = load<Codes>(x.codes.data() + (row + r) * x.width + chunk * CHUNK);
             for (int o = 0; o < O; o++) whole[r][o] = dot<KIND>(whole[r][o], at<KIND>(w[o], chunk), q);
           }
+        }
         for (int r = 0; r < R; r++)
           for (int o = 0; o < O; o++)
             sums[r][o] += __builtin_convertvector(whole[r][o], Floats) * x.scales[(row + r) * x.blocks + block];
@@ -157,6 +167,7 @@ void product(const Weight& weight, const Rows& x, int64_t row, const uint8_t* co
         for (; chunk < end; chunk++)
           for (int o = 0; o < O; o++) {
             Floats wide[PARTS];
+            fetch<KIND>(w[o], chunk);
             widen<KIND>(at<KIND>(w[o], chunk), wide);
             for (int r = 0; r < R; r++)
               for (int i = 0; i < PARTS; i++)
