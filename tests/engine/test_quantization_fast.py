@@ -15,16 +15,22 @@ from test_parity import TOLERANCE, relative_difference
 
 from workbench.errors import WorkbenchError
 from workbench.generation import generate
+from workbench.kernels.cpu import codes
 from workbench.kv import Contiguous, Recompute
-from workbench.models import Batch, prepare
+from workbench.models import Batch, load, prepare
 from workbench.models.compiled import OPTIONS
 from workbench.models.config import LatentAttentionShape
 from workbench.quantization import Grouped, IntegerFormat, QuantizationRecipe, QuantizedLinear, quantize
 from workbench.quantization import inference as forms
+from workbench.quantization.cpu_forms import CodeKernel
 from workbench.quantization.formats import FP8_E4M3
 from workbench.quantization.inference import AsStored, CodeMatvec, NibbleKernel, ScaledRows, product_for
+from workbench.quantization.prepared import recipe_for
 from workbench.quantization.stored import StoredWeight
+from workbench.serving import Engine, Request
 
+NO_LOOPS = codes.why_not_here()
+needs_loops = pytest.mark.skipif(bool(NO_LOOPS), reason=f"the loops over codes: {NO_LOOPS}")
 needs_compiler = pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("clang++")), reason="torch.compile needs a C++ compiler, none is here"
 )
@@ -49,13 +55,28 @@ def product(x: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     return x.double() @ numbers.double().T
 
 
+@pytest.fixture
+def without_compiler(monkeypatch):
+    monkeypatch.setattr(codes, "why_not_here", lambda: "no C++ compiler was found")
+
+
 # -- forms of a weight -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("format", FORMATS, ids=lambda f: f.name)
 def test_every_form_gives_the_product_with_the_dequantized_weight(format, group):
-    stored = weight(format, group)
+    check_form(weight(format, group))
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("format", [one for one in FORMATS if one.bits in (4, 6, 8)], ids=lambda f: f.name)
+def test_without_a_compiler_too(format, group, without_compiler):
+    assert not isinstance(product_for(weight(format, group), torch.float32), CodeKernel)
+    check_form(weight(format, group))
+
+
+def check_form(stored: Grouped) -> None:
     for dtype, tolerance in ((torch.float32, TOLERANCE), (torch.bfloat16, BFLOAT16)):
         fast = product_for(stored, dtype)
         for rows in ROWS:
@@ -107,7 +128,45 @@ def test_a_form_reads_a_byte_or_half_a_byte_a_weight_and_its_scales(bits, bytes_
     assert AsStored(stored).weight_bytes == stored.nbytes
 
 
-def test_which_form_a_weight_has():
+@needs_loops
+@pytest.mark.parametrize("group", GROUPS[:3])
+@pytest.mark.parametrize("format", FORMATS, ids=lambda f: f.name)
+def test_inputs_in_8_bits_stay_within_their_bound(format, group):
+    """|error| ≤ Σ over blocks of (max|x| / 254) · Σ|ŵ|, and what float32 adds; many rows go the exact way."""
+    stored = weight(format, group)
+    q8, numbers = product_for(stored, torch.float32, "q8"), stored.dequantize().double()
+    assert q8.form.endswith("inputs rounded to 8")
+    for rows in ROWS:
+        x = inputs(rows)
+        block = min(group or INSIDE, 256)
+        step = x.view(rows, -1, block).abs().amax(2).double().repeat_interleave(block, 1) / 254
+        bound = step @ numbers.abs().T + 1e-6 * (x.double().abs() @ numbers.abs().T).max()
+        apart = (q8(x) - product(x, numbers)).abs()
+        assert (apart <= bound).all() and ((apart > 1e-4 * bound).any() or rows > 16)
+
+
+@needs_loops
+def test_codes_of_8_and_4_bits_are_read_where_they_are_stored():
+    for format in (IntegerFormat(8), IntegerFormat(8, True), IntegerFormat(4), IntegerFormat(4, True)):
+        stored = weight(format, 64)
+        made = product_for(stored, torch.float32)
+        assert made._product.codes.data_ptr() == stored.codes.data_ptr()
+        assert made.weight_bytes == stored.nbytes
+
+
+@needs_loops
+def test_which_form_a_weight_has_with_a_compiler():
+    for stored in (weight(IntegerFormat(8), 64), weight(IntegerFormat(8), None), weight(IntegerFormat(3), 32, out=7)):
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            assert isinstance(product_for(stored, dtype), CodeKernel)
+        assert not isinstance(product_for(stored, torch.float64), CodeKernel)
+    for stored in (weight(IntegerFormat(4), 16), weight(FP8_E4M3, 64)):
+        assert isinstance(product_for(stored, torch.float32), AsStored)
+        with pytest.raises(WorkbenchError, match=r'no form for inputs="q8" here: .*leave inputs="exact"'):
+            product_for(stored, torch.float32, "q8")
+
+
+def test_which_form_a_weight_has(without_compiler):
     fine, whole = weight(IntegerFormat(8), 64), weight(IntegerFormat(8), None)
     assert isinstance(product_for(fine, torch.bfloat16), NibbleKernel)
     assert isinstance(product_for(whole, torch.float32), ScaledRows)
@@ -141,7 +200,7 @@ def test_a_maker_that_is_registered_is_asked_first_and_may_pass(monkeypatch):
         return Mine(stored) if stored.group == 32 else None
 
     assert product_for(weight(IntegerFormat(4), 32), torch.bfloat16).form == "mine"
-    assert isinstance(product_for(weight(IntegerFormat(4), 64), torch.bfloat16), NibbleKernel)
+    assert product_for(weight(IntegerFormat(4), 64), torch.bfloat16).form != "mine"
 
 
 class Halves(StoredWeight):
@@ -264,15 +323,81 @@ def test_the_prepared_model_says_which_linear_has_which_form():
     model = quantized("GQA", "int3 but for o", torch.bfloat16)
     said = prepare(model).forms
     assert list(said) == [f"layers.{i}.{name}" for i in (0, 1) for name in ("qkv", "o", "up", "down")] + ["head"]
-    assert {said[f"layers.0.{name}"] for name in ("qkv", "up", "down")} == {"kernel for 4 bits"}
+    assert {said[f"layers.0.{name}"] for name in ("qkv", "up", "down")} == {
+        "kernel for 4 bits" if NO_LOOPS else "C++ kernel for 4 bits"
+    }
     assert said["layers.0.o"] == said["head"] == prepare(random_decoder(SHAPES["GQA"]).bfloat16()).forms["head"]
 
 
 def test_weight_bytes_are_those_of_the_forms():
     model = quantized("biases", "int8")
     linears = [m for m in model.modules() if isinstance(m, QuantizedLinear)]
-    codes = sum(m.in_features * m.out_features + 4 * m.out_features + m.bias.nbytes for m in linears)
-    assert prepare(model).weight_bytes == codes + model.head.weight.nbytes
+    scale = 4 if NO_LOOPS else 2
+    held = sum(m.in_features * m.out_features + scale * m.out_features + m.bias.nbytes for m in linears)
+    assert prepare(model).weight_bytes == held + model.head.weight.nbytes
+
+
+def test_the_prepared_model_says_why_its_codes_are_read_as_they_are(without_compiler):
+    """One sentence a reason, behind the one of the plain matrices."""
+    plain = prepare(random_decoder(SHAPES["GQA"])).linear_reason
+    said = prepare(quantized("GQA", "int4")).linear_reason
+    assert said == f"{plain}; {AsStored.form}: no C++ compiler was found"
+
+
+@needs_loops
+def test_a_model_that_reads_its_codes_once_says_so():
+    said = prepare(quantized("GQA", "int4")).linear_reason
+    assert said.endswith(f"; C++ kernel for 4 bits: each code is read once ({codes.instructions()})")
+
+
+@needs_loops
+def test_inputs_are_rounded_by_name_only():
+    model = quantized("GQA", "int8")
+    exact, q8 = prepare(model), prepare(model, inputs="q8")
+    apart = (logits_of(q8) - logits_of(model)).norm() / logits_of(model).norm()
+    assert 1e-3 < apart < 0.1 and relative_difference(logits_of(exact), logits_of(model)) < TOLERANCE
+    assert {form for name, form in q8.forms.items() if name != "head"} == {"C++ kernel for 8 bits, inputs rounded to 8"}
+    assert len({exact.digest, q8.digest}) == 2  # a cache of one is none of the other
+
+
+@pytest.mark.parametrize(
+    ("shape", "settings", "said"),
+    [
+        ("quantized", {"inputs": "q9"}, "inputs.*'q9'.*q8"),
+        ("quantized", {"inputs": None}, "inputs"),
+        ("plain", {"inputs": "q8"}, r'is for quantized weights.*weights="int8"'),
+        ("quantized", {"inputs": "q8", "compile": True}, "does not go with compile=True"),
+    ],
+)
+def test_inputs_that_a_model_cannot_have(shape, settings, said):
+    model = random_decoder(SHAPES["GQA"]) if shape == "plain" else quantized("GQA", "int8")
+    with pytest.raises(WorkbenchError, match=said):
+        prepare(model, **settings)
+
+
+@needs_loops
+@pytest.mark.parametrize("weights", ["int8", "int4", "int8_symmetric"])
+def test_greedy_tokens_of_a_real_model_are_those_of_its_dequantized_weights(weights):
+    """Through the engine, whose steps are of one row, of several, and of a prompt."""
+    model = load("stdlib-10m")
+    few_bits = quantize(model, recipe_for(model, weights))
+    plain = copy.deepcopy(few_bits)
+    for parent in list(plain.modules()):
+        for name, module in list(parent.named_children()):
+            if isinstance(module, QuantizedLinear):
+                whole = torch.nn.Linear(module.in_features, module.out_features, bias=module.bias is not None)
+                whole.weight.data = module.dequantized_weight()
+                if module.bias is not None:
+                    whole.bias.data = module.bias
+                setattr(parent, name, whole)
+    said = []
+    for one in (few_bits, plain):
+        fast = prepare(one)
+        prompts = ("def read(path):", "import ", "class Node:\n    def")
+        requests = [Request(text, tuple(model.tokenizer.encode(text)), 24, stop_token_ids=()) for text in prompts]
+        said.append({done.request_id: done.token_ids for done in Engine(fast).run(requests)})
+    assert said[0] == said[1]
+    assert {form.startswith("C++") for name, form in prepare(few_bits).forms.items() if name != "head"} == {True}
 
 
 def test_a_kind_without_a_fast_form_keeps_working_and_is_not_compiled():

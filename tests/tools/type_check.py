@@ -23,8 +23,8 @@ def main(arguments: list[str]) -> int:
     os.chdir(ROOT)
     started, cache = time.process_time(), FileSystemCache()
     sources, options = process_options(arguments, fscache=cache)
-    for file in sorted(Path("kernels").glob("*.py")):
-        module = f"workbench.kernels.{file.stem}".removesuffix(".__init__")
+    for file in sorted(Path("kernels").rglob("*.py")):
+        module = ".".join(("workbench", *file.with_suffix("").parts)).removesuffix(".__init__")
         sources.append(BuildSource(str(file), module, None))
     _, messages, _ = run_build(sources, options, cache, time.time(), sys.stdout, sys.stderr)
     errors = sum(" error: " in line for line in messages)

@@ -37,6 +37,7 @@ KINDS = (
     ".md",
     ".safetensors",
     ".cpp",
+    ".h",
     ".mplstyle",
     ".js",
     ".css",

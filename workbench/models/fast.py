@@ -14,6 +14,7 @@ recorded step starts them all at once (workbench.models.graphs).
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -40,7 +41,7 @@ from workbench.models.fast_layers import (
     torch_norm,
 )
 from workbench.models.graphs import check_graphs
-from workbench.models.linear import Matvec, chosen_linear, linear_class
+from workbench.models.linear import INPUTS, Matvec, chosen_linear, linear_class, reason_of
 
 
 def prepare(
@@ -52,6 +53,7 @@ def prepare(
     graphs: bool | str = "auto",
     dependent_launches: bool = False,
     experts: str = "loop",
+    inputs: str = "exact",
 ) -> FastDecoder:
     """The model arranged for inference. `model` stays as it was and may be dropped; weights that need no rearranging
     (embedding, norms, and with plain linears the matrices that stand alone) are shared with it.
@@ -66,8 +68,10 @@ def prepare(
     "auto", on a CUDA device where kernels attend; not with compile. dependent_launches: our kernels begin while the one
     before them ends (`workbench.kernels.launch.dependent_launches`), on a GPU of compute capability 9.0 or newer; off,
     because nobody has measured yet what it gains. experts: how a mixture of experts runs, "loop" or "grouped"
-    (workbench.models.fast_experts), which is not the default for the same reason.
-    Raises WorkbenchError for a linear or kernels that this dtype or device does not have.
+    (workbench.models.fast_experts), which is not the default for the same reason. inputs: what quantized linears are
+    multiplied with: "exact", or "q8" (CPU): rounded to 8 bits too, a scale a block, so that products are whole numbers.
+    That is faster and moves the logits a little, so it is never chosen by itself.
+    Raises WorkbenchError for a linear, kernels or inputs that this model, dtype or device does not have.
     """
     if isinstance(model, FastDecoder):
         raise WorkbenchError(f"{model.name} is prepared already; prepare takes the model that `load` gives")
@@ -86,14 +90,31 @@ def prepare(
         )
     check_flag("dependent_launches", dependent_launches)
     check_graphs(graphs, compiled=compile)
+    _check_inputs(model, inputs, compiled=compile)
     make, reason = linear_class(linear, model.dtype, model.device), "as asked"
     if linear == "auto":
         make, reason = chosen_linear(model.dtype, model.device)
-    made = FastDecoder(model, make, compile_steps=compile, kernels=kernels, experts=experts_class(model, experts))
-    made.linear_reason, made.graphs = reason, graphs
+    made = FastDecoder(
+        model, make, compile_steps=compile, kernels=kernels, experts=experts_class(model, experts), inputs=inputs
+    )
+    made.linear_reason, made.graphs = "; ".join([reason, *made.form_reasons]), graphs
     if dependent_launches:
         made.launch_dependents()
     return made
+
+
+def _check_inputs(model: Decoder, inputs: str, *, compiled: bool) -> None:
+    if not isinstance(inputs, str) or inputs not in INPUTS:
+        raise unknown("inputs", inputs, INPUTS)
+    if inputs == "exact":
+        return
+    if not any(hasattr(part, "for_inference") for part in model.modules()):
+        raise WorkbenchError(
+            f'inputs="{inputs}" is for quantized weights, and {model.name} has none; quantize it first, or prepare it '
+            'with weights="int8"'
+        )
+    if compiled:
+        raise WorkbenchError(f'inputs="{inputs}" does not go with compile=True, whose steps take inputs as they are')
 
 
 def experts_class(model: Decoder, name: str) -> type[FastExperts]:
@@ -137,9 +158,12 @@ class FastDecoder:
         compile_steps: bool = False,
         kernels: str = "auto",
         experts: type[FastExperts] = FastExperts,
+        inputs: str = "exact",
     ) -> None:
         self.config, self.tokenizer, self.name = model.config, model.tokenizer, model.name
         self.device, self.dtype, self.digest = model.device, model.dtype, model_digest(model)
+        if inputs != "exact":  # keys and values are other numbers, and nobody may take them for the exact ones
+            self.digest = hashlib.sha256(f"{self.digest} {inputs}".encode()).hexdigest()
         self.compiled = compile_steps
         self.graphs: bool | str = "auto"  # see `prepare`
         self.linear_reason = ""
@@ -159,7 +183,7 @@ class FastDecoder:
             self._local_table = None if model.local_rotary is None else table(model, local=True)
             self._embedding_scale = model.embedding_scale
             self._norm = norm(model.norm, self._wide)
-            self._layers = fast_layers(model, make, norm, self._wide, kinds, experts)
+            self._layers = fast_layers(model, make, norm, self._wide, kinds, experts, inputs)
             self._head = make(model.head.weight.detach(), None)
             self._steps = self._compiled(model) if compile_steps else None
         self._launching: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -259,6 +283,12 @@ class FastDecoder:
             for name, linear in layer.linears.items()
         }
         return found | {"head": self._head.form}
+
+    @property
+    def form_reasons(self) -> list[str]:
+        """Why quantized matrices have their forms, each reason once."""
+        every = (reason_of(linear) for layer in self._layers for linear in layer.linears.values())
+        return list(dict.fromkeys(filter(None, every)))
 
 
 Model = Decoder | FastDecoder  # as it was loaded, or arranged for inference

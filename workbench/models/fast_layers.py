@@ -181,9 +181,10 @@ def fast_layers(
     stream: torch.dtype,
     kinds: tuple[type[FastLayer], type[FastLayer]] = (FastLayer, FastLatentLayer),
     experts: type[FastExperts] = FastExperts,
+    inputs: str = "exact",
 ) -> list[FastLayer]:
-    """kinds: of a layer as most are, and of one with latent attention."""
-    config, join = model.config, functools.partial(joined, make, model.dtype)
+    """kinds: of a layer as most are, and of one with latent attention. inputs: of quantized linears, see `prepare`."""
+    config, join = model.config, functools.partial(joined, make, model.dtype, inputs=inputs)
     kind = kinds[config.latent_attention is not None]
     return [
         kind(layer, join, norm, stream, config, local=config.turns_locally(index), experts=experts)
@@ -281,24 +282,25 @@ def small_norm(module: Any, stream: torch.dtype) -> Callable[[torch.Tensor], tor
     return rms_norm
 
 
-def joined(make: MakeLinear, dtype: torch.dtype, *linears: Any) -> Linear:
+def joined(make: MakeLinear, dtype: torch.dtype, *linears: Any, inputs: str = "exact") -> Linear:
     """One Linear that gives the outputs of all, one after the other.
 
     A quantized linear is not rearranged here but asked (`for_inference`), joined with the others where it can be.
     """
     if any(hasattr(one, "for_inference") for one in linears):
-        return _asked(make, dtype, linears)
+        return _asked(make, dtype, linears, inputs)
     weight = linears[0].weight if len(linears) == 1 else torch.cat([one.weight for one in linears])
     bias = None if linears[0].bias is None else torch.cat([one.bias.detach() for one in linears])
     return make(weight.detach(), bias)
 
 
-def _asked(make: MakeLinear, dtype: torch.dtype, linears: tuple[Any, ...]) -> Linear:
+def _asked(make: MakeLinear, dtype: torch.dtype, linears: tuple[Any, ...], inputs: str) -> Linear:
     first, *others = linears
+    asked: dict[str, Any] = {"one_row": make is Matvec} | ({} if inputs == "exact" else {"inputs": inputs})
     whole = first.joined_with(*others) if others and hasattr(first, "joined_with") else None
     ready = [
         (
-            one.for_inference(dtype, one_row=make is Matvec)
+            one.for_inference(dtype, **asked)
             if hasattr(one, "for_inference")
             else make(one.weight.detach(), detached(one.bias))
         )

@@ -33,6 +33,7 @@ class Linear(Protocol):
 
 
 Join = Callable[..., Linear]  # of modules: one Linear with the outputs of all
+INPUTS = ("exact", "q8")  # what quantized weights are multiplied with: inputs as they are, or rounded to 8 bits
 
 
 class Plain:
@@ -151,9 +152,15 @@ class SideBySide:
         self.in_features, self.out_features = linears[0].in_features, sum(one.out_features for one in linears)
         self.weight_bytes = sum(one.weight_bytes for one in linears)
         self.form = " | ".join(dict.fromkeys(one.form for one in linears))
+        self.reason = "; ".join(dict.fromkeys(filter(None, map(reason_of, linears))))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cat([one(x) for one in self.linears], dim=-1)
+
+
+def reason_of(linear: Linear) -> str:
+    """Why a quantized linear has the form that it has; "" where that needs no words."""
+    return str(getattr(linear, "reason", ""))
 
 
 LINEARS: dict[str, Callable[..., Linear]] = {"plain": Plain, "packed": Packed, "triton": TritonMatvec}

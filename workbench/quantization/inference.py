@@ -1,8 +1,10 @@
 """Quantized weights for inference: the forms in which codes are multiplied, and the list of who makes them.
 
     form             where                          codes                     a product
-    NibbleKernel     CPU, bfloat16                  integers, groups of 32·n  torch's kernel for 4 bits; 8 bits are two
-    ScaledRows       CPU, any type                  5 to 8 bits, whole rows   codes as numbers, scaled afterwards
+    CodeKernel       CPU with a C++ compiler        integers, groups of 32·n  C++ loops (`cpu_forms`); inputs as they
+                                                    (8 bits: whole rows too)  are, or by name ("q8") rounded to 8 bits
+    NibbleKernel     other CPUs, bfloat16           integers, groups of 32·n  torch's kernel for 4 bits; 8 bits are two
+    ScaledRows       other CPUs, any type           5 to 8 bits, whole rows   codes as numbers, scaled afterwards
     CodeMatvec       one row, in torch.compile      integers, any group       sums of codes times inputs
     TritonInt4, -8   CUDA, 16 bits or float32       integers, groups of 32·n  Triton's kernels (`triton_forms`)
     AsStored         everywhere                     every kind                `StoredWeight.multiply`, the oracle
@@ -10,6 +12,10 @@
 A decode step reads every weight once, so fewer bytes are less time, but only where a code becomes a number on the way
 from memory to the product. `AsStored` writes the numbers down first: it reads fewer bytes, moves more, and is slower
 than a plain product with one row; with many rows that writing hardly counts.
+
+Which form a weight gets is a rule, not a measurement: times differ from run to run, and another form adds up in another
+order, which is enough for another token where two are nearly as likely. The rule is what was measured: with one row
+`CodeKernel` was ahead of every other form at every shape that was tried.
 
 The list is open. Whoever has a kernel for a kind of stored weight on a kind of device puts its maker there:
 
@@ -28,6 +34,8 @@ from typing import Any, Protocol, TypeGuard
 import torch
 import torch.nn.functional as F
 
+from workbench.errors import WorkbenchError
+from workbench.quantization import cpu_forms
 from workbench.quantization.formats import IntegerFormat, QuantizedTensor, pack, unpack
 from workbench.quantization.stored import Grouped, StoredWeight
 
@@ -44,25 +52,49 @@ class Product(Protocol):
 Maker = Callable[[StoredWeight, torch.dtype], Product | None]
 FORMS: dict[tuple[str, str], list[Maker]] = {}  # (kind of stored weight, kind of device)
 ONE_ROW_FORMS: dict[tuple[str, str], list[Maker]] = {}  # for steps of one row inside torch.compile
+ROUNDED_FORMS: dict[tuple[str, str], list[Maker]] = {}  # inputs="q8": those that round their inputs to 8 bits
 
 
-def fast_form(kind: str, device: str, *, one_row: bool = False) -> Callable[[Maker], Maker]:
+def fast_form(kind: str, device: str, *, one_row: bool = False, inputs: str = "exact") -> Callable[[Maker], Maker]:
     """Decorator: a maker for stored weights of this kind on this kind of device ("cpu", "cuda").
 
     maker(stored, dtype) gives a Product for activations of that type, or None where it has none. one_row: the Product
-    is only called with one row and from inside a graph of torch.compile.
+    is only called with one row and from inside a graph of torch.compile. inputs="q8": it rounds its inputs to 8 bits,
+    and is only made for who asks for that.
     """
+    forms = ROUNDED_FORMS if inputs == "q8" else ONE_ROW_FORMS if one_row else FORMS
 
     def put(maker: Maker) -> Maker:
-        (ONE_ROW_FORMS if one_row else FORMS).setdefault((kind, device), []).insert(0, maker)
+        forms.setdefault((kind, device), []).insert(0, maker)
         return maker
 
     return put
 
 
-def product_for(stored: StoredWeight, dtype: torch.dtype) -> Product:
-    """The fastest form this weight has here; `AsStored` where it has none."""
-    return _first(FORMS, stored, dtype) or AsStored(stored)
+def product_for(stored: StoredWeight, dtype: torch.dtype, inputs: str = "exact") -> Product:
+    """The fastest form this weight has here; `AsStored` where it has none.
+
+    inputs="q8": one that rounds its inputs to 8 bits. Raises WorkbenchError where there is none.
+    """
+    if inputs == "exact":
+        return _first(FORMS, stored, dtype) or AsStored(stored)
+    made = _first(ROUNDED_FORMS, stored, dtype)
+    if made is None:
+        raise WorkbenchError(
+            f'a {stored.kind} weight has no form for inputs="{inputs}" here:'
+            f' {cpu_forms.why_not_compiled(stored, dtype)}; leave inputs="exact"'
+        )
+    return made
+
+
+def reason_for(product: Product, stored: StoredWeight, dtype: torch.dtype) -> str:
+    """Why the weight has that form, of the forms for codes on a CPU; "" elsewhere."""
+    if isinstance(product, cpu_forms.CodeKernel):
+        return f"{product.form}: each code is read once ({product.instructions})"
+    if stored.kind != "grouped" or next(stored.buffers()).device.type != "cpu":
+        return ""
+    why_not = cpu_forms.why_not_compiled(stored, dtype)
+    return why_not and f"{product.form}: {why_not}"
 
 
 def one_row_product_for(stored: StoredWeight, dtype: torch.dtype) -> Product | None:
@@ -89,9 +121,10 @@ class InferenceLinear:
         bias: torch.Tensor | None,
         divisor: torch.Tensor | None,
         dtype: torch.dtype,
+        reason: str = "",
     ) -> None:
         self.out_features, self.in_features = shape
-        self.product, self.form = product, product.form
+        self.product, self.form, self.reason = product, product.form, reason
         self.bias = None if bias is None else bias.to(dtype)
         self.divisor = None if divisor is None else divisor.to(dtype)
         self.weight_bytes = product.weight_bytes + sum(
@@ -295,12 +328,27 @@ def in_memory(x: torch.Tensor) -> torch.Tensor:
 def _grouped_on_a_cpu(stored: StoredWeight, dtype: torch.dtype) -> Product | None:
     if not _has_integers(stored):
         return None
+    if not cpu_forms.why_not_compiled(stored, dtype):
+        return cpu_forms.CodeKernel(stored, _many_rows(stored))
     fits = stored.out_features % 16 == 0 and NibbleKernel.group_for(stored) is not None
     if dtype == torch.bfloat16 and fits and hasattr(torch.ops.aten, "_weight_int4pack_mm_for_cpu"):
         return NibbleKernel(stored)
     if stored.group == stored.in_features and stored.format.bits > 4:
         return ScaledRows(stored)
     return None
+
+
+@fast_form("grouped", "cpu", inputs="q8")
+def _grouped_with_rounded_inputs(stored: StoredWeight, dtype: torch.dtype) -> Product | None:
+    if not _has_integers(stored) or cpu_forms.why_not_compiled(stored, dtype):
+        return None
+    return cpu_forms.CodeKernel(stored, _many_rows(stored), "q8")
+
+
+def _many_rows(stored: Grouped) -> Product:
+    """What `CodeKernel` leaves many rows to: a form that keeps no copy of the codes."""
+    rows = stored.group == stored.in_features and stored.format.bits == 8
+    return ScaledRows(stored) if rows else AsStored(stored)
 
 
 @fast_form("grouped", "cuda")

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from workbench.errors import WorkbenchError
-from workbench.quantization.inference import InferenceLinear, one_row_product_for, product_for, stacked
+from workbench.quantization.inference import InferenceLinear, one_row_product_for, product_for, reason_for, stacked
 from workbench.quantization.stored import StoredWeight
 
 
@@ -51,12 +51,15 @@ class QuantizedLinear(nn.Module):
         """What one call reads, as `models.linear.Linear` has it."""
         return self.nbytes
 
-    def for_inference(self, dtype: torch.dtype = torch.float32, *, one_row: bool = False) -> InferenceLinear:
+    def for_inference(
+        self, dtype: torch.dtype = torch.float32, *, one_row: bool = False, inputs: str = "exact"
+    ) -> InferenceLinear:
         """The same as a `models.linear.Linear` for activations of `dtype`, in the fastest form this weight has here.
 
-        one_row: for steps of one row in torch.compile. Raises WorkbenchError where this weight has no form for that.
+        one_row: for steps of one row in torch.compile. inputs: "exact", or "q8", rounded to 8 bits. Raises
+        WorkbenchError where this weight has no form for that.
         """
-        product = (one_row_product_for if one_row else product_for)(self.stored, dtype)
+        product = one_row_product_for(self.stored, dtype) if one_row else product_for(self.stored, dtype, inputs)
         if product is None:
             raise WorkbenchError(
                 f"a {self.stored.kind} weight cannot be part of a compiled step: it has no form for that on "
@@ -64,7 +67,8 @@ class QuantizedLinear(nn.Module):
                 "without compile=True"
             )
         shape = (self.out_features, self.in_features)
-        return InferenceLinear(product, shape, self.bias, self.divisor, dtype)
+        reason = "" if one_row else reason_for(product, self.stored, dtype)
+        return InferenceLinear(product, shape, self.bias, self.divisor, dtype, reason)
 
     def joined_with(self, *others: nn.Module) -> QuantizedLinear | None:
         """One linear with the concatenated outputs of all; None where their layouts differ."""

@@ -1,0 +1,98 @@
+"""Compiling a C++ file: once per machine, with the C++ compiler that is there, or a reason why not.
+
+A library lies in the user's folder for caches. Its name holds a digest of everything it depends on (source, flags,
+compiler, processor) and one of its own bytes: a damaged file is not the one that its name says, and is compiled again.
+So is a file that another user could have changed. Two processes that compile at once each write one of their own, and
+the last one stays; where nothing can be written the library is compiled for this process alone.
+
+It is opened with ctypes, which needs neither headers of torch nor a build system; its OpenMP is the one that torch has
+loaded, and so its threads are torch's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from workbench.errors import WorkbenchError
+from workbench.files import cache_folder, write_bytes
+
+COMPILERS = ("g++", "clang++", "c++")
+FLAGS = ("-std=gnu++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
+COMPILE_S = 120  # longer, and the compiler hangs
+OFF = "WORKBENCH_NO_COMPILER"  # environment: compile nothing, as on a machine without a compiler
+
+
+@functools.cache
+def library(source: Path) -> ctypes.CDLL | str:
+    """The compiled file, or why there is none; asked once in a process."""
+    if os.environ.get(OFF):
+        return f"{OFF} is set"
+    chosen = os.environ.get("CXX")
+    compiler = next(filter(None, map(shutil.which, (chosen,) if chosen else COMPILERS)), None)
+    if compiler is None:
+        return f"no C++ compiler was found ({chosen or ', '.join(COMPILERS)}); Debian, Ubuntu: apt install g++"
+    try:
+        folder, name = cache_folder(), f"{source.stem}-{_key(source, compiler)}"
+        kept = next((file for file in sorted(folder.glob(f"{name}-*.so")) if _is_ours(file)), None)
+        return _compiled(source, compiler, folder, name) if kept is None else ctypes.CDLL(str(kept))
+    except (OSError, WorkbenchError, subprocess.SubprocessError) as error:
+        return f"the C++ loop in {source.name} could not be compiled: {error}"
+
+
+def _key(source: Path, compiler: str) -> str:
+    """What the library depends on, headers beside the source included, in 16 digits."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, timeout=COMPILE_S, check=True).stdout
+    sources = [source, *sorted(source.parent.glob("*.h"))]
+    parts = (*(file.read_bytes() for file in sources), " ".join(FLAGS).encode(), version, _processor().encode())
+    return _digest(b"\0".join(parts))
+
+
+def _processor() -> str:
+    """What -march=native depends on: the processor's name and instructions, as far as the system tells."""
+    known = [platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability()]
+    if sys.platform == "linux":
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        known += sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
+    return "\n".join(known)
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _is_ours(file: Path) -> bool:
+    """Whether it holds what its name says, and nobody but this user could have written it or put it there."""
+    for place in (file, file.parent):
+        found = place.lstat()
+        if stat.S_ISLNK(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return False
+    return file.stem.rpartition("-")[2] == _digest(file.read_bytes())
+
+
+def _compiled(source: Path, compiler: str, folder: Path, name: str) -> ctypes.CDLL:
+    """Compiled in a folder of its own, kept if that can be, and opened."""
+    with tempfile.TemporaryDirectory(prefix="workbench-") as room:
+        fresh = Path(room) / f"{name}.so"
+        command = [compiler, *FLAGS, str(source), "-o", str(fresh)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_S, errors="replace")
+        if done.returncode:
+            raise WorkbenchError(f"{compiler} says: {done.stderr.strip()[:500] or f'exit code {done.returncode}'}")
+        data = fresh.read_bytes()
+        kept = folder / f"{name}-{_digest(data)}.so"
+        try:
+            write_bytes(kept, data, mode=0o755)
+        except WorkbenchError:  # the next process compiles again, and this one has what it needs
+            return ctypes.CDLL(str(fresh))
+        return ctypes.CDLL(str(kept if _is_ours(kept) else fresh))

@@ -1,0 +1,134 @@
+"""Products of a few rows with weights in 8 or 4 bits on a CPU, each code read once (`codes.cpp`).
+
+    y = x · Ŵᵀ,   Ŵ = scale · (code − centre + shift) + zero
+
+    precision   inputs                      a code
+    exact       float32, as they are        becomes a float32 in a register; only the order of additions differs
+    q8          8 bits, a scale a block     stays a whole number, and so does its product with an input's code
+
+q8 is how llama.cpp multiplies its formats q8_0 and q4_0. An input of a block lies at most max|x| / 254 from its rounded
+one, so an output lies at most Σ over blocks of (max|x| / 254) · Σ|ŵ| from the exact one, and what float32 adds.
+
+A row with NaN or an infinity has no finite result.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from pathlib import Path
+
+import torch
+
+from workbench.kernels.cpu.build import library
+
+SOURCE = Path(__file__).with_name("codes.cpp")
+CHUNK = 32  # codes that are multiplied at once
+LARGEST_BLOCK = 256  # inputs that are rounded with one scale, at most
+PRECISIONS = ("exact", "q8")
+KINDS = ("signed", "unsigned", "nibbles")  # bytes of −128 … 127, of 0 … 255, two codes of 4 bits a byte
+SMALL = 1 << 16  # weights, up to which one thread is as fast as several
+Pointer, Whole = ctypes.c_void_p, ctypes.c_int64
+
+
+class WeightArguments(ctypes.Structure):
+    """`struct Weight` of codes.cpp."""
+
+    _fields_ = [
+        *((name, Pointer) for name in ("codes", "scale", "zero")),
+        *((name, Whole) for name in ("out", "in", "group", "block", "kind", "halves", "centre")),
+        ("shift", ctypes.c_float),
+    ]
+
+
+def block_of(group: int, *, nibbles: bool) -> int:
+    """Inputs that are rounded with one scale: the group, or where it has more than 256 as many as divide it. Rows of
+    bytes may have any length: where no multiple of 32 divides them, blocks of 256 and a shorter one."""
+    if group <= LARGEST_BLOCK:
+        return group
+    sizes = range(LARGEST_BLOCK, 0, -CHUNK)
+    found = next((size for size in sizes if group % size == 0), None)
+    assert found is not None or not nibbles, "groups of nibbles are whole chunks"
+    return found or LARGEST_BLOCK
+
+
+@functools.cache
+def why_not_here() -> str:
+    """Why there is no such kernel on this machine; "" where there is."""
+    made = library(SOURCE)
+    return made if isinstance(made, str) else ""
+
+
+@functools.cache
+def _functions() -> ctypes.CDLL:
+    made = library(SOURCE)
+    assert not isinstance(made, str), "why_not_here was asked"
+    return opened(made)
+
+
+def opened(made: ctypes.CDLL) -> ctypes.CDLL:
+    """The same, with the types of its functions."""
+    made.multiply_codes.restype = None
+    made.multiply_codes.argtypes = [Pointer, Pointer, Whole, Whole, Whole, Whole, Pointer]
+    made.instructions.restype = ctypes.c_char_p
+    return made
+
+
+def instructions() -> str:
+    """What whole numbers are multiplied with on this processor: "AVX2", "AVX512-VNNI", …"""
+    return _functions().instructions().decode()
+
+
+class CodeProduct:
+    """x [N, in] float32 -> x·Ŵᵀ [N, out] float32.
+
+    codes: contiguous, [out, in] bytes, or nibbles [out, in/block, block/2], the first half of a block in the lower
+    bits. scale, zero [out, in/group], float16 or float32 both. centre: of nibbles; bytes of 0 … 255 are taken less
+    128. shift: see the module. The tensors are read where they are.
+    """
+
+    def __init__(
+        self,
+        codes: torch.Tensor,
+        scale: torch.Tensor,
+        zero: torch.Tensor | None,
+        *,
+        kind: str,
+        inputs: int,
+        group: int,
+        centre: int = 0,
+        shift: float = 0.0,
+        precision: str = "exact",
+    ) -> None:
+        assert precision in PRECISIONS and kind in KINDS
+        assert codes.is_contiguous() and scale.is_contiguous() and (zero is None or zero.is_contiguous())
+        assert scale.dtype in (torch.float16, torch.float32) and (zero is None or zero.dtype == scale.dtype)
+        assert group == inputs or group % CHUNK == 0
+        self.codes, self.scale, self.zero = codes, scale, zero  # kept alive
+        self.out_features, self.in_features = len(codes), inputs
+        self.block, self.q8 = block_of(group, nibbles=kind == "nibbles"), precision == "q8"
+        self._weight = WeightArguments(
+            codes.data_ptr(),
+            scale.data_ptr(),
+            None if zero is None else zero.data_ptr(),
+            self.out_features,
+            inputs,
+            group,
+            self.block,
+            KINDS.index(kind),
+            scale.dtype == torch.float16,
+            centre,
+            shift,
+        )
+        self._address = ctypes.addressof(self._weight)
+        self._multiply = _functions().multiply_codes
+        self._is_small = self.out_features * inputs <= SMALL
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        rows = len(x)
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        y = x.new_empty((rows, self.out_features))
+        threads = 1 if self._is_small else torch.get_num_threads()
+        self._multiply(self._address, x.data_ptr(), rows, x.stride(0), self.q8, threads, y.data_ptr())
+        return y
