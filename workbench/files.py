@@ -78,6 +78,14 @@ def user_folder(kind: str) -> Path:
     return base / "inference-workbench"
 
 
+def cache_folder() -> Path:
+    """Where ceilings that were measured and code that was compiled here are kept: $WORKBENCH_CACHE, else the
+    platform's folder for a user's caches."""
+    if os.environ.get("WORKBENCH_CACHE"):
+        return from_home(os.environ["WORKBENCH_CACHE"])
+    return user_folder("cache")
+
+
 @contextlib.contextmanager
 def writing(path: Path | str) -> Iterator[None]:
     """An OSError within the block becomes a WorkbenchError: `path` could not be written, why, and what to do.

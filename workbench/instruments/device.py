@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from workbench.errors import WorkbenchError, check_settings
-from workbench.files import from_home, user_folder, write_text
+from workbench.files import cache_folder, write_text
 from workbench.instruments.dispatch import Dispatch, measure_dispatch
 from workbench.instruments.memory import available_bytes
 from workbench.instruments.passing import Passing, measure_keys, measure_weights
@@ -425,13 +425,6 @@ def _timed(function: Callable[[], object], device: str, stop: CheckStop | None, 
 
 
 # -- kept once a machine -----------------------------------------------------------------------------------
-
-
-def cache_folder() -> Path:
-    """Where measured ceilings are kept: $WORKBENCH_CACHE, else the platform's folder for a user's caches."""
-    if os.environ.get("WORKBENCH_CACHE"):
-        return from_home(os.environ["WORKBENCH_CACHE"])
-    return user_folder("cache")
 
 
 def ceilings(device: str = "cpu", refresh: bool = False, stop: CheckStop | None = None) -> Ceilings:
