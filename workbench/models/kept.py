@@ -1,6 +1,6 @@
 """Compiled steps (`workbench.models.one_call`) that are kept for the next process, in the user's folder for caches.
 
-    steps/KEY.json            what it depends on, the names of its weights, the library's size and SHA-256
+    steps/KEY.json            what it depends on, and the SHA-256 of the library
     steps/KEY-DIGEST.so       the library
 
 KEY stands for everything that the code depends on: the model's shape and types, the cache's type, the number of
@@ -85,23 +85,24 @@ def _compiled(
     started = time.perf_counter()
     try:
         with tempfile.TemporaryDirectory(prefix="step-", dir=place) as work:
-            library, names = one_call.build(given, config, stored, compiler, Path(work))
+            library = one_call.build(given, config, stored, compiler, Path(work))
             took = f"compiled in {time.perf_counter() - started:.0f} s"
             if place is None:
-                return OneCall(library, names, given), f"{took}, not kept"
+                return OneCall(library, given), f"{took}, not kept"
             try:
-                library = _keep(place, key, depends, library.read_bytes(), names)
+                library = _keep(place, key, depends, library.read_bytes())
             except (OSError, WorkbenchError) as error:
-                return OneCall(library, names, given), f"{took}, not kept: {error}"
-            return OneCall(library, names, given), f"{took}, kept in {library}"
+                return OneCall(library, given), f"{took}, not kept: {error}"
+            return OneCall(library, given), f"{took}, kept in {library}"
     except Exception as error:  # torch's tracer and compiler raise many kinds
         raise WorkbenchError(f"the step could not be compiled with {compiler}: {telling_line(error)}") from error
 
 
 def telling_line(error: Exception) -> str:
     """The line of a compiler's long message that says most, at most 300 characters."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return next((line for line in lines if "error:" in line.lower()), lines[0])[:300]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    telling = next((line for line in lines if "error:" in line.lower()), f"{type(error).__name__}: {lines[0]}")
+    return telling[:300]
 
 
 def _surroundings(given: StepParts, compiler: str) -> list[str]:
@@ -149,29 +150,27 @@ def _kept(place: Path, key: str, depends: list[str], given: StepParts) -> tuple[
         if trouble := _not_ours(manifest.lstat(), stat.S_ISREG):
             raise WorkbenchError(trouble)
         about = read_json_object(manifest, "its manifest")
-        library, digest, names = about.get("library"), about.get("sha256"), about.get("names")
+        library, digest = about.get("library"), about.get("sha256")
         if about.get("depends_on") != depends or not isinstance(library, str) or Path(library).name != library:
             raise WorkbenchError("is of something else")
-        if not isinstance(names, dict) or not set(names.values()) <= set(parts.tensors_of(given)):
-            raise WorkbenchError("names other weights")
         if trouble := _not_ours((place / library).lstat(), stat.S_ISREG):
             raise WorkbenchError(f"has a library that {trouble}")
         if hashlib.sha256((place / library).read_bytes()).hexdigest() != digest:
             raise WorkbenchError("has a library that is damaged")
-        step = OneCall(place / library, names, given)
+        step = OneCall(place / library, given)
         os.utime(manifest)
     except (OSError, RuntimeError, WorkbenchError) as error:
         return None, f"the compiled step {manifest} cannot be used ({error})"
     return step, ""
 
 
-def _keep(place: Path, key: str, depends: list[str], code: bytes, names: dict[str, str]) -> Path:
+def _keep(place: Path, key: str, depends: list[str], code: bytes) -> Path:
     """The library first, under a name of its content; the manifest, which makes it count, at last."""
     digest = hashlib.sha256(code).hexdigest()
     library = place / f"{key}-{digest[:16]}.so"
     with replacing(library, mode=0o700) as fresh:
         fresh.write_bytes(code)
-    about = {"library": library.name, "sha256": digest, "names": names, "depends_on": depends}
+    about = {"library": library.name, "sha256": digest, "depends_on": depends}
     write_text(place / f"{key}.json", json.dumps(about, indent=1) + "\n", mode=0o600)
     _trim(place, library)
     return library

@@ -85,9 +85,9 @@ class _Step(torch.nn.Module):
     def __init__(self, given: StepParts) -> None:
         super().__init__()
         self.given = given
-        self.names = {name: f"w{index}" for index, name in enumerate(parts.tensors_of(given))}
-        for name, tensor in parts.tensors_of(given).items():
-            self.register_buffer(self.names[name], tensor)
+        self.names = dict(zip(parts.tensors_of(given), _buffers(given)))
+        for name, tensor in _buffers(given).items():
+            self.register_buffer(name, tensor)
 
     def forward(self, numbers: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *tables: torch.Tensor) -> Any:
         p = parts.with_tensors(self.given, {name: getattr(self, w) for name, w in self.names.items()})
@@ -124,6 +124,11 @@ class _Step(torch.nn.Module):
         return logits, torch.stack([one.double() for one in (wide.argmax(), log_prob, top)])
 
 
+def _buffers(given: StepParts) -> dict[str, torch.Tensor]:
+    """{w0, w1, …: tensor}: the same order in every process, for parts that are described by the same lines."""
+    return {f"w{index}": tensor for index, tensor in enumerate(parts.tensors_of(given).values())}
+
+
 def _holds(*conditions: Any) -> None:
     for condition in conditions:
         torch._check(condition)
@@ -156,10 +161,8 @@ def described(given: StepParts, config: ModelConfig, stored: torch.dtype) -> lis
     return [repr(config), f"stored {stored}", f"threads {torch.get_num_threads()}", *parts.described(given)]
 
 
-def build(
-    given: StepParts, config: ModelConfig, stored: torch.dtype, compiler: str, folder: Path
-) -> tuple[Path, dict[str, str]]:
-    """Compile a step in `folder`, which is ours alone: (the library, {name in it: name of the tensor in `given`}).
+def build(given: StepParts, config: ModelConfig, stored: torch.dtype, compiler: str, folder: Path) -> Path:
+    """Compile a step in `folder`, which is ours alone: the library.
 
     Raises whatever torch's compiler raises: many kinds of errors, a failing C++ compiler's among them.
     """
@@ -188,9 +191,7 @@ def build(
     with zipfile.ZipFile(package) as archive:
         [name] = [one for one in archive.namelist() if one.endswith(".so")]
         library.write_bytes(archive.read(name))
-    of_library = {w: name for name, w in step.names.items()}
-    asked = _runner(library).get_constant_names_to_original_fqns()
-    return library, {inside: of_library[buffer] for inside, buffer in asked.items()}
+    return library
 
 
 def _runner(library: Path) -> Any:
@@ -203,11 +204,11 @@ class OneCall:
     library: whose code runs in this process, so the caller knows who wrote it.
     """
 
-    def __init__(self, library: Path, names: dict[str, str], given: StepParts) -> None:
-        tensors = parts.tensors_of(given)
+    def __init__(self, library: Path, given: StepParts) -> None:
+        tensors = _buffers(given)
         self._runner = _runner(library)
-        fqns = self._runner.get_constant_names_to_original_fqns()
-        self._weights = {fqns[inside]: tensors[name] for inside, name in names.items()}  # the library owns none
+        asked = self._runner.get_constant_names_to_original_fqns().values()
+        self._weights = {name: tensors[name] for name in asked}  # the library owns none
         self._runner.update_constant_buffer(self._weights, False, True, True)
 
     def __call__(
