@@ -43,13 +43,15 @@ def stepped(fast: FastDecoder, ids: list[int], kv: Contiguous, name: str = "a") 
     rows = [fast(Batch.of([ids[:1]], sequences=[name]), kv)]
     for at in range(1, len(ids)):
         found = fast.step(ids[at], at, name, kv)
-        assert found is not None and not fast.why_not_compiled and kv.lengths[name] == at + 1
+        assert found is not None, fast.compiled_reason
+        assert not fast.why_not_compiled and kv.lengths[name] == at + 1
         logits, said = found
-        wide = logits[0].to(torch.promote_types(logits.dtype, torch.float32))
-        token, log_prob, top = said.tolist()
-        assert token == wide.argmax() and top == wide.max()
-        assert log_prob == pytest.approx(float(wide.log_softmax(-1).max()), abs=1e-5)
         rows.append(logits)
+        assert (said is None) == (logits.dtype == torch.bfloat16)  # whose numbers are chosen from when rounded
+        if said is not None:
+            token, log_prob, top = said.tolist()
+            assert token == logits[0].argmax() and top == logits[0].max()
+            assert log_prob == pytest.approx(float(logits[0].log_softmax(-1).max()), abs=1e-5)
     return torch.cat(rows)
 
 

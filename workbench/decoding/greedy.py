@@ -67,9 +67,10 @@ class GreedyRunner(ModelRunner):
         self.rows_processed += 1
         self.model_calls += 1
         self._last_row = logits[0].to(torch.promote_types(logits.dtype, torch.float32))
-        token, log_prob, top = said.tolist()
-        if not math.isfinite(top):
-            self._said = None
-            return choose(self._last_row, token_ids)  # which says what is wrong
-        self._said = int(token), log_prob
-        return int(token)
+        self._said = None
+        if said is not None:
+            token, log_prob, top = said.tolist()
+            if math.isfinite(top):
+                self._said = int(token), log_prob
+                return int(token)
+        return choose(self._last_row, token_ids)  # which says what is wrong where the row is no distribution

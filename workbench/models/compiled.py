@@ -81,8 +81,8 @@ class CompiledSteps:
 
     def one_call(
         self, token: int, position: int, sequence: Hashable, kv: Any, tables: Callable[[int], list[torch.Tensor]]
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """(logits [1, V], said [3]) of `OneCall`, and the kv has the token; None where such a step is not one call.
+    ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+        """(logits [1, V], said [3] or None) of `OneCall`, and the kv has the token. None where it is not one call.
 
         tables: the tables of cos and sin, for so many positions.
         """

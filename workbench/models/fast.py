@@ -233,12 +233,12 @@ class FastDecoder:
 
     def step(
         self, token: int, position: int, sequence: Hashable, kv: Attends
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+    ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
         """A step of one token as one compiled call: (logits [1, V], said [3] float64). None where it is not one, and
         nothing has changed then; whoever sends the token in a batch gets its logits, or the error.
 
         said: the token of the highest logit, the natural log of its probability, and its logit, which is no finite
-        number where the logits are no distribution.
+        number where the logits are no distribution. None for logits of 16 bits.
         """
         return None if self._steps is None else self._steps.one_call(token, position, sequence, kv, self._tables_for)
 

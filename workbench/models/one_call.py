@@ -4,7 +4,8 @@
            keys, values                 the whole cache [L, slots, H_kv, S, D]; the new token's are written into it
            tables                       cos and sin of every position [P, 2, D], where positions are turned
     out    logits [1, V]
-           said [3]                     the token of the highest logit, its log-probability, its logit
+           said [3]                     the token of the highest logit, its log-probability, its logit; not for logits
+                                        of 16 bits: the compiler would choose before they are rounded
 
 Between the two lie the embedding, the turn, every layer with its attention over the cache, the last norm, the head and
 the choice. No Python runs there: `torch.export` traces the step once, and AOTInductor (torch's compiler ahead of time)
@@ -44,6 +45,9 @@ AHEAD = {
     "compile_threads": 1,
     "aot_inductor.precompile_headers": False,
 }
+
+
+SAYING = (torch.float32, torch.float64)  # types of logits with which a step says its token
 
 
 @dataclass
@@ -118,10 +122,12 @@ class _Step(torch.nn.Module):
         place = torch.arange(keys.shape[0])[:, None], slot[None], torch.arange(keys.shape[2])[None], at[None]
         for stored, new in ((keys, new_keys), (values, new_values)):
             stored.index_put_(place, torch.stack(new).to(stored.dtype))
-        wide = logits[0].to(torch.promote_types(logits.dtype, torch.float32))
-        top = wide.amax()
-        log_prob = -torch.log(torch.exp(wide - top).sum())
-        return logits, torch.stack([one.double() for one in (wide.argmax(), log_prob, top)])
+        if logits.dtype not in SAYING:
+            return (logits,)
+        row = logits[0]
+        top = row.amax()
+        log_prob = -torch.log(torch.exp(row - top).sum())
+        return logits, torch.stack([one.double() for one in (row.argmax(), log_prob, top)])
 
 
 def _buffers(given: StepParts) -> dict[str, torch.Tensor]:
@@ -182,7 +188,7 @@ def build(given: StepParts, config: ModelConfig, stored: torch.dtype, compiler: 
         traced = torch.export.export(
             step,
             inputs,
-            dynamic_shapes=(None, cache_dims, cache_dims, tuple(table_dims for _ in tables)),
+            dynamic_shapes=(None, cache_dims, cache_dims, *([tuple(table_dims for _ in tables)] if tables else [])),
             strict=False,
             prefer_deferred_runtime_asserts_over_guards=True,
         )
@@ -213,11 +219,11 @@ class OneCall:
 
     def __call__(
         self, token: int, position: int, storage: Storage, tables: Sequence[torch.Tensor]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(logits [1, V], said [3] float64) of the step; the new token's keys and values are in the storage then.
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """(logits [1, V], said [3] float64 or None); the new token's keys and values are in the storage then.
 
         The caller has seen that there is room for them, and that the token and the position exist.
         """
         numbers = torch.tensor([token, position, storage.slot, storage.length - storage.first, storage.first])
-        logits, said = self._runner.run([numbers, storage.keys, storage.values, *tables])
-        return logits, said
+        logits, *said = self._runner.run([numbers, storage.keys, storage.values, *tables])
+        return logits, said[0] if said else None
