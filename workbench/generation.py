@@ -12,6 +12,7 @@ import torch
 
 from workbench.decoding.device_sampling import SAMPLERS
 from workbench.decoding.filters import check_filter_names, checked_bias, whole_number
+from workbench.decoding.greedy import GreedyRunner, takes_steps
 from workbench.decoding.guide import Guide, GuidedSequence
 from workbench.decoding.loop import Generation, Runner, Stream, check_cancel, token_loop
 from workbench.decoding.request_checks import (
@@ -112,10 +113,13 @@ def stream(
     if draft is None and guide is None:
         distribution = TokenDistribution(settings, prompt_ids, replace=filters)
         sampler = make_sampler(distribution, draws_for(settings, seed))
-        runner = plain = ModelRunner(
-            model, ready_kv("recompute" if kv is None else kv, model, 1, len(prompt_ids) + max_new_tokens)
-        )
-        tokens = loop(plain.forward, list(prompt_ids), sampler.choose, max_new_tokens, stop_token_ids)
+        ready = ready_kv("recompute" if kv is None else kv, model, 1, len(prompt_ids) + max_new_tokens)
+        if loop is token_loop and distribution.is_argmax and takes_steps(model, ready):
+            runner = greedy = GreedyRunner(model, ready)
+            tokens = greedy.tokens(prompt_ids, sampler.choose, max_new_tokens, stop_token_ids)
+        else:
+            runner = plain = ModelRunner(model, ready)
+            tokens = loop(plain.forward, list(prompt_ids), sampler.choose, max_new_tokens, stop_token_ids)
         if not isinstance(tokens, Iterator):
             runner.release()  # it may have run to its end already
             raise WorkbenchError(

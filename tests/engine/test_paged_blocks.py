@@ -13,7 +13,7 @@ from test_kv_contiguous import relative_difference, text
 from workbench.errors import WorkbenchError
 from workbench.kv import Paged, paged_build
 from workbench.kv.paged_blocks import FEW_TOKENS
-from workbench.models import Batch, prepare
+from workbench.models import Batch, cpp, prepare
 from workbench.serving import Engine, Request, SchedulerSettings
 
 NEAR = 1e-5
@@ -186,8 +186,8 @@ def test_without_a_compiler_keys_are_gathered(nothing_compiled, monkeypatch):
     kv = Paged(tiny_config())
     assert kv.attention == "sdpa" and "no C++ compiler was found" in kv.attention_reason
     paged_build.library.cache_clear()
-    monkeypatch.setenv(paged_build.OFF, "1")
-    assert paged_build.library() == f"{paged_build.OFF} is set"
+    monkeypatch.setenv(cpp.OFF, "1")
+    assert paged_build.library() == f"{cpp.OFF} is set"
 
 
 @pytest.mark.parametrize(("program", "said"), [("exit 3", "exit code 3"), ("echo no room >&2; exit 1", "no room")])

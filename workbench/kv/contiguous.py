@@ -13,7 +13,7 @@ paging (lab 09) is for. Nothing is allocated after construction; what does not f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -25,6 +25,7 @@ from workbench.models.attention import eager_attention, fused_mask, sdpa_attenti
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
 from workbench.models.latent import UpProjections
+from workbench.models.one_call import Storage
 
 RECTANGLE_WASTE = 1.5  # a batch of single tokens is one rectangle if that reads at most so many times its keys
 
@@ -126,6 +127,25 @@ class Contiguous(Slots):
         slot, at = self._places.slots[0], batch.first_positions[0]
         self._keys[:, slot, :, at] = k
         self._values[:, slot, :, at] = v
+
+    def step_storage(self, sequence: Hashable) -> Storage | None:
+        """All keys and values, and where this sequence's lie, for a step that attends and writes by itself.
+
+        None where no such step can be taken now: the sequence is new, full, ends in a tree, or a batch is unfinished;
+        and where a class on top may attend in another way.
+        """
+        length = self._lengths.get(sequence, 0)
+        unfinished = self._batch is not None and self._layers_done != self.config.num_layers
+        if type(self) is not Contiguous or not 0 < length < self.max_tokens or self._trees or unfinished:
+            return None
+        window = self.config.sliding_window
+        first = 0 if window is None else max(0, length - window + 1)
+        return Storage(self._keys, self._values, self._slots[sequence], first, length)
+
+    def note_step(self, sequence: Hashable) -> None:
+        """A step has written the keys and values of this sequence's next token, of all layers, into the storage."""
+        self._lengths[sequence] += 1
+        self._batch = None
 
     # -- what a slot holds ---------------------------------------------------------------------------------
 

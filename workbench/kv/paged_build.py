@@ -11,35 +11,25 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import os
-import platform
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
-import torch
-
 from workbench.errors import WorkbenchError
-from workbench.files import replacing
-from workbench.instruments.device import cache_folder
+from workbench.files import cache_folder, replacing
+from workbench.models import cpp
 
 SOURCE = Path(__file__).with_name("paged_blocks.cpp")
-COMPILERS = ("g++", "clang++", "c++")
 FLAGS = ("-std=gnu++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 COMPILE_S = 120  # longer, and the compiler hangs
-OFF = "WORKBENCH_NO_COMPILER"  # environment: compile nothing, as on a machine without a compiler
 
 
 @functools.cache
 def library() -> ctypes.CDLL | str:
     """The compiled loop, or why there is none; asked once in a process."""
-    if os.environ.get(OFF):
-        return f"{OFF} is set"
-    chosen = os.environ.get("CXX")
-    compiler = next(filter(None, map(shutil.which, (chosen,) if chosen else COMPILERS)), None)
-    if compiler is None:
-        return f"no C++ compiler was found ({chosen or ', '.join(COMPILERS)}); Debian, Ubuntu: apt install g++"
+    missing = cpp.why_no_compiler()
+    compiler = cpp.compiler()
+    if missing or compiler is None:
+        return missing
     try:
         built = cache_folder() / f"paged_blocks-{_key(compiler)}.so"
         if not built.exists():
@@ -51,18 +41,8 @@ def library() -> ctypes.CDLL | str:
 
 def _key(compiler: str) -> str:
     """What the library depends on, in 16 digits."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, timeout=COMPILE_S, check=True).stdout
-    parts = (SOURCE.read_bytes(), " ".join(FLAGS).encode(), version, _processor().encode())
+    parts = (SOURCE.read_bytes(), " ".join(FLAGS).encode(), cpp.version(compiler), cpp.processor().encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
-
-
-def _processor() -> str:
-    """What -march=native depends on: the processor's name and instructions, as far as the system tells."""
-    known = [platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability()]
-    if sys.platform == "linux":
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        known += sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
-    return "\n".join(known)
 
 
 def _compile(compiler: str, built: Path) -> None:

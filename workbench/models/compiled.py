@@ -1,33 +1,38 @@
-"""Steps of one row through torch.compile: one graph a step where that can be, else three pieces for all layers.
+"""Steps of one row, compiled: the whole step as one call where that can be, else three pieces for all layers.
 
-whole    every layer and the attention between them in one graph. On a CPU this becomes one loop nest inside one
-         parallel region: no operation has to be started, and weights are read at the memory's speed. It needs a
-         kv that shows what it remembers at once (`before_step`, `put_step`), and a compilation that grows with L.
-pieces   what lies between two attentions is one graph, the same for all layers ("piecewise", as vLLM compiles
-         its models), because it depends on nothing but x. Attention stays with the kv, whatever kv it is.
+one call   embedding, every layer, the attention between them, the head and the choice (`workbench.models.one_call`). It
+           needs a kv that lets a step read and write its storage (`step_storage`, `note_step`), and a compilation
+           that is kept for the next process (`workbench.models.kept`). On a CPU.
+whole      on other devices: every layer in one graph of torch.compile, for a kv that shows what it remembers at once
+           (`before_step`, `put_step`).
+pieces     what lies between two attentions is one graph, the same for all layers ("piecewise", as vLLM compiles
+           its models), because it depends on nothing but x. Attention stays with the kv, whatever kv it is.
+
+Where nothing can be compiled, steps run as they are, and `why_not` says why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import threading
+from collections.abc import Callable, Hashable, Sequence
 from itertools import pairwise
 from typing import Any, Protocol, TypeGuard
 
 import torch
 
+from workbench.errors import WorkbenchError
+from workbench.models import cpp, kept
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
 from workbench.models.decoder import Attends, Turns
 from workbench.models.fast_layers import FastLayer, Projected
 from workbench.models.linear import Linear
+from workbench.models.one_call import OPTIONS, OneCall, ShowsStorage, StepParts, attend_one
 
 Norm = Callable[..., torch.Tensor]
 Stepped = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # logits, and k, v of all layers
 WHOLE_LAYERS = 16  # a graph of more layers takes minutes to compile
-# Inductor computes a value again wherever it is used unless that takes more operations than this: at its default of 30
-# the norm of x is computed again for every row of the weights. 6 are what it takes to make a number of half a byte and
-# multiply it, which is to stay in registers.
-OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"realize_opcount_threshold": 6}
 
 
 def why_not_whole(config: ModelConfig) -> str:
@@ -41,6 +46,11 @@ def why_not_whole(config: ModelConfig) -> str:
     return ""
 
 
+def why_not_at_all(device: torch.device) -> str:
+    """Why nothing is compiled for this device; "" where something is."""
+    return cpp.why_no_compiler() if device.type == "cpu" else ""
+
+
 class ShowsAll(Attends, Protocol):
     """A kv that returns the cached keys and values of all layers at once; see `workbench.kv.contract.KV`."""
 
@@ -49,72 +59,136 @@ class ShowsAll(Attends, Protocol):
 
 
 class CompiledSteps:
-    """`logits = steps(x, turns, batch, kv)` for a batch of one token that the kv has accepted.
+    """Steps of one token, for a model of these parts. Everything is compiled when it is first used.
 
-    layers: `FastLayer`s whose linears are `Matvec`. Everything is compiled when it is first used.
+    reason: in words, what the last step was: compiled, how, and where the code came from. why_not: why steps run as
+    they are; "" where they are compiled. say: is told, once each, what takes time and what is not compiled.
     """
 
-    def __init__(self, layers: list[FastLayer], norm: Norm, head: Linear, config: ModelConfig) -> None:
-        self.layers, self.norm, self.head, self.config = layers, norm, head, config
-        self._can_be_whole = not why_not_whole(config)
-        self._whole = torch.compile(self._whole_step, options=OPTIONS)
-        self._before, self._between, self._ending = (
-            torch.compile(piece, dynamic=False, options=OPTIONS) for piece in PIECES
+    def __init__(
+        self, given: StepParts, config: ModelConfig, name: str, device: torch.device, say: Callable[[str], None]
+    ) -> None:
+        self.given, self.config, self.name, self._say = given, config, name, say
+        self.layers, self.norm, self.head = given.layers, given.norm, given.head
+        self.reason, self.why_not = "no step was taken yet", ""
+        self._in_pieces_because = why_not_whole(config)
+        self._on_cpu = device.type == "cpu"
+        self._calls: dict[torch.dtype, OneCall | None] = {}  # by the cache's type; None: it cannot be had
+        self._lock = threading.Lock()
+        self._pieces: list[Callable[..., Any]] | None = None
+
+    # -- one call ----------------------------------------------------------------------------------------------
+
+    def one_call(
+        self, token: int, position: int, sequence: Hashable, kv: Any, tables: Callable[[int], list[torch.Tensor]]
+    ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+        """(logits [1, V], said [3] or None) of `OneCall`, and the kv has the token. None where it is not one call.
+
+        tables: the tables of cos and sin, for so many positions.
+        """
+        if not self.may_call(kv):
+            return None
+        shows: ShowsStorage = kv
+        storage = shows.step_storage(sequence)
+        if storage is None or storage.length != position or not 0 <= token < self.config.vocab_size:
+            return None  # whoever takes the step the ordinary way says what is wrong
+        stored = storage.keys.dtype
+        step = self._calls[stored] if stored in self._calls else self._ready(stored)
+        if step is None:
+            return None
+        found = step(token, position, storage, tables(position + 1))
+        shows.note_step(sequence)
+        return found
+
+    def may_call(self, kv: Any) -> bool:
+        """Whether steps with this kv are one call each, from its first token on. Where it is empty yet the first token
+        is a prompt, and runs as prompts do."""
+        return (
+            self._on_cpu
+            and not self._in_pieces_because
+            and not self.why_not
+            and hasattr(kv, "step_storage")
+            and bool(kv.config == self.config)
         )
 
+    def _ready(self, stored: torch.dtype) -> OneCall | None:
+        with self._lock:
+            if stored not in self._calls:
+                try:
+                    self._calls[stored], where = kept.ready_step(self.given, self.config, stored, self.name, self._say)
+                    self.reason = f"a step is one call, {where}"
+                except WorkbenchError as error:
+                    self._calls[stored] = None
+                    self._run_as_they_are(str(error))
+            return self._calls[stored]
+
+    def _run_as_they_are(self, why: str) -> None:
+        self.why_not, self.reason = why, f"steps run as they are: {why}"
+        self._say(f"{self.name} is not compiled, its steps run as they are: {why}")
+
+    # -- graphs of torch.compile -------------------------------------------------------------------------------
+
+    def takes(self, kv: Attends) -> bool:
+        """Whether `__call__` is compiled for steps with this kv."""
+        return not self.why_not and not self.may_call(kv)
+
     def __call__(self, x: torch.Tensor, turns: Turns, batch: Batch, kv: Attends) -> torch.Tensor:
-        if self._can_be_whole and batch.first_positions[0] > 1 and self._shows_all(kv):
+        """logits [1, V] of a batch of one token that the kv has accepted."""
+        if self._shows_all(kv) and batch.first_positions[0] > 1:
             keys, values = kv.before_step(batch)
             for tensor in (keys, values):
                 torch._dynamo.maybe_mark_dynamic(tensor, 2)  # one graph for all lengths, from the first
             logits, k, v = self._whole(x, turns, keys, values)
             kv.put_step(k, v, batch)
+            self.reason = "a step is one graph of torch.compile"
             return logits
         return self._in_pieces(x, turns, batch, kv)
 
     def _shows_all(self, kv: Attends) -> TypeGuard[ShowsAll]:
         """A kv of another shape does not: layer by layer it says what is wrong."""
-        return hasattr(kv, "before_step") and getattr(kv, "config", None) == self.config
+        whole = not self._on_cpu and not self._in_pieces_because
+        return whole and hasattr(kv, "before_step") and getattr(kv, "config", None) == self.config
+
+    @functools.cached_property
+    def _whole(self) -> Callable[..., Stepped]:
+        return torch.compile(self._whole_step, options=OPTIONS)
 
     def _whole_step(self, x: torch.Tensor, turns: Turns, keys: torch.Tensor, values: torch.Tensor) -> Stepped:
         """x [1, d], keys and values [L, H_kv, S, D] -> logits [1, V] and the new k, v [L, H_kv, D]."""
         new_keys, new_values = [], []
-        for layer, kept, kept_values in zip(self.layers, keys.unbind(0), values.unbind(0)):
+        for layer, kept_keys, kept_values in zip(self.layers, keys.unbind(0), values.unbind(0)):
             q, k, v = layer.before(x, turns)
             assert k is not None and v is not None, "every layer has keys of its own"
-            mixed = attend_one(q[0], k[0], v[0], kept, kept_values, self.config.attention_scale)
+            mixed = attend_one(q[0], k[0], v[0], kept_keys, kept_values, self.config.attention_scale)
             x = layer.after(x, mixed.reshape(1, -1).to(q.dtype))
             new_keys.append(k[0])
             new_values.append(v[0])
         return self.head(self.norm(x)), torch.stack(new_keys), torch.stack(new_values)
 
     def _in_pieces(self, x: torch.Tensor, turns: Turns, batch: Batch, kv: Attends) -> torch.Tensor:
-        layers = self.layers
-        q, k, v = self._before(layers[0], x, turns)
+        layers, why = self.layers, self._in_pieces_because
+        self.reason = f"a step is compiled in pieces: {why or f'{type(kv).__name__} shows no storage for one call'}"
+        q, k, v = self._piece(0, layers[0], x, turns)
         for index, (layer, following) in enumerate(pairwise(layers)):
             mixed = kv.attend(index, q, k, v, batch, **layer.extra).reshape(1, -1)
-            x, q, k, v = self._between(layer, following, x, mixed, turns)
+            x, q, k, v = self._piece(1, layer, following, x, mixed, turns)
         mixed = kv.attend(len(layers) - 1, q, k, v, batch, **layers[-1].extra).reshape(1, -1)
-        return self._ending(layers[-1], self.norm, self.head, x, mixed)
+        return self._piece(2, layers[-1], self.norm, self.head, x, mixed)
 
+    def _piece(self, which: int, *given: Any) -> Any:
+        """One of PIECES, compiled. One that cannot be compiled runs as it is, so that the step that began with it ends;
+        after it no step is compiled."""
+        if self.why_not:
+            return PIECES[which](*given)
+        from torch._dynamo.exc import TorchDynamoException
 
-def attend_one(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
-) -> torch.Tensor:
-    """Attention of one query over the cached tokens and itself, written as sums that the compiler turns into loops.
-
-    q [H_q, D], k, v [H_kv, D] of the new token; keys, values [H_kv, S, D] -> [H_q, D] float32. The new token is no
-    row of the cache yet: its weight is added to the sums, so that the graph writes into nothing it was given.
-    """
-    heads, width = k.shape
-    wide = torch.promote_types(q.dtype, torch.float32)
-    q = q.to(wide).view(heads, -1, 1, width) * scale  # [H_kv, G, 1, D]
-    kept = (q * keys[:, None]).sum(-1)  # [H_kv, G, S]
-    own = (q * k[:, None, None]).sum(-1)  # [H_kv, G, 1]
-    top = torch.maximum(kept.amax(-1, keepdim=True), own)
-    kept, own = torch.exp(kept - top), torch.exp(own - top)
-    mixed = (kept[..., None] * values[:, None]).sum(-2) + own * v[:, None].to(wide)  # [H_kv, G, D]
-    return (mixed / (kept.sum(-1, keepdim=True) + own)).flatten(0, 1)
+        if self._pieces is None:
+            self._pieces = [torch.compile(piece, dynamic=False, options=OPTIONS) for piece in PIECES]
+        try:
+            return self._pieces[which](*given)
+        except TorchDynamoException as error:
+            self._run_as_they_are(f"torch.compile failed: {kept.telling_line(error)}")
+            return PIECES[which](*given)
 
 
 def before(layer: FastLayer, x: torch.Tensor, turns: Turns) -> Projected:
@@ -135,4 +209,4 @@ def ending(layer: FastLayer, norm: Norm, head: Linear, x: torch.Tensor, mixed: t
     return head(norm(layer.after(x, mixed)))
 
 
-PIECES: tuple[Callable[..., Any], ...] = (before, between, ending)
+PIECES: Sequence[Callable[..., Any]] = (before, between, ending)

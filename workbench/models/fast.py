@@ -15,7 +15,8 @@ recorded step starts them all at once (workbench.models.graphs).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -24,7 +25,7 @@ import torch.nn.functional as F
 from workbench.errors import WorkbenchError, check_flag, unknown
 from workbench.models import fused
 from workbench.models.batch import Batch
-from workbench.models.compiled import CompiledSteps
+from workbench.models.compiled import CompiledSteps, why_not_at_all
 from workbench.models.decoder import Attends, Decoder, Turns
 from workbench.models.digest import model_digest
 from workbench.models.experts import MixtureOfExperts, Router
@@ -35,13 +36,14 @@ from workbench.models.fast_layers import (
     MakeLinear,
     Residual,
     RotaryTable,
+    TorchNorm,
     detached,
     fast_layers,
     small_norm,
-    torch_norm,
 )
 from workbench.models.graphs import check_graphs
 from workbench.models.linear import INPUTS, Matvec, chosen_linear, linear_class, reason_of
+from workbench.models.one_call import StepParts
 
 
 def prepare(
@@ -54,23 +56,27 @@ def prepare(
     dependent_launches: bool = False,
     experts: str = "loop",
     inputs: str = "exact",
+    say: Callable[[str], None] | None = None,
 ) -> FastDecoder:
     """The model arranged for inference. `model` stays as it was and may be dropped; weights that need no rearranging
     (embedding, norms, and with plain linears the matrices that stand alone) are shared with it.
 
-    linear: "packed" (CPU), "triton" (CUDA), "plain", or "auto": packed on a CPU and our kernel on a GPU where that can
-    be; `linear_reason` of the result says why. compile: steps of one row run through
-    torch.compile, which needs a C++ compiler and takes some seconds at the first step; they read the weights
-    unpacked, so both forms are kept, twice the memory. kernels: "torch", "triton" (workbench.models.fused; on a CPU in
-    Triton's interpreter, which is for tests), or "auto": triton on a CUDA device where there are kernels for the
-    model's shape. What came of it, and why, are `kernels` and `kernels_reason` of the result. graphs: whether an
-    `Engine` records its decode steps with this model and replays them (workbench.models.graphs): True, False, or
-    "auto", on a CUDA device where kernels attend; not with compile. dependent_launches: our kernels begin while the one
-    before them ends (`workbench.kernels.launch.dependent_launches`), on a GPU of compute capability 9.0 or newer; off,
-    because nobody has measured yet what it gains. experts: how a mixture of experts runs, "loop" or "grouped"
-    (workbench.models.fast_experts), which is not the default for the same reason. inputs: what quantized linears are
-    multiplied with: "exact", or "q8" (CPU): rounded to 8 bits too, a scale a block, so that products are whole numbers.
-    That is faster and moves the logits a little, so it is never chosen by itself.
+    linear: "packed" (CPU), "triton" (CUDA), "plain", or "auto": packed on a CPU and our kernel on a GPU where that
+    can be; `linear_reason` of the result says why. compile: steps of one row are compiled
+    (workbench.models.compiled), which needs a C++ compiler and takes half a minute at the first step, once a machine
+    where the step is one call; they read the weights unpacked, so both forms are kept, twice the memory. Where
+    nothing can be compiled, steps run as they are. `compiled_reason` of the result says what came of it,
+    `why_not_compiled` what hindered; `say` is told what takes time and what hinders, default a line on standard
+    error. kernels: "torch", "triton" (workbench.models.fused; on a CPU in Triton's interpreter, which is for tests),
+    or "auto": triton on a CUDA device where there are kernels for the model's shape. What came of it, and why, are
+    `kernels` and `kernels_reason` of the result. graphs: whether an `Engine` records its decode steps with this model
+    and replays them (workbench.models.graphs): True, False, or "auto", on a CUDA device where kernels attend; not
+    with compile. dependent_launches: our kernels begin while the one before them ends
+    (`workbench.kernels.launch.dependent_launches`), on a GPU of compute capability 9.0 or newer; off, because nobody
+    has measured yet what it gains. experts: how a mixture of experts runs, "loop" or "grouped"
+    (workbench.models.fast_experts), which is not the default for the same reason. inputs: what
+    quantized linears are multiplied with: "exact", or "q8" (CPU): rounded to 8 bits too, a scale a block, so that
+    products are whole numbers. That is faster and moves the logits a little, so it is never chosen by itself.
     Raises WorkbenchError for a linear, kernels or inputs that this model, dtype or device does not have.
     """
     if isinstance(model, FastDecoder):
@@ -94,8 +100,16 @@ def prepare(
     make, reason = linear_class(linear, model.dtype, model.device), "as asked"
     if linear == "auto":
         make, reason = chosen_linear(model.dtype, model.device)
+    if say is not None and not callable(say):
+        raise WorkbenchError(f"say takes a function of one text, got {type(say).__name__}")
     made = FastDecoder(
-        model, make, compile_steps=compile, kernels=kernels, experts=experts_class(model, experts), inputs=inputs
+        model,
+        make,
+        compile_steps=compile,
+        kernels=kernels,
+        experts=experts_class(model, experts),
+        inputs=inputs,
+        say=say,
     )
     made.linear_reason, made.graphs = "; ".join([reason, *made.form_reasons]), graphs
     if dependent_launches:
@@ -115,6 +129,10 @@ def _check_inputs(model: Decoder, inputs: str, *, compiled: bool) -> None:
         )
     if compiled:
         raise WorkbenchError(f'inputs="{inputs}" does not go with compile=True, whose steps take inputs as they are')
+
+
+def to_standard_error(line: str) -> None:
+    print(f"workbench: {line}", file=sys.stderr, flush=True)
 
 
 def experts_class(model: Decoder, name: str) -> type[FastExperts]:
@@ -147,7 +165,7 @@ class FastDecoder:
     both, and converting costs one more.
 
     kernels: "torch" or "triton", what does the norms, turns and gates; kernels_reason: why, in words. linear_reason:
-    why the matrices are held as they are (`forms`).
+    why the matrices are held as they are (`forms`). compiled: whether compiled steps were asked for.
     """
 
     def __init__(
@@ -159,6 +177,7 @@ class FastDecoder:
         kernels: str = "auto",
         experts: type[FastExperts] = FastExperts,
         inputs: str = "exact",
+        say: Callable[[str], None] | None = None,
     ) -> None:
         self.config, self.tokenizer, self.name = model.config, model.tokenizer, model.name
         self.device, self.dtype, self.digest = model.device, model.dtype, model_digest(model)
@@ -185,7 +204,9 @@ class FastDecoder:
             self._norm = norm(model.norm, self._wide)
             self._layers = fast_layers(model, make, norm, self._wide, kinds, experts, inputs)
             self._head = make(model.head.weight.detach(), None)
-            self._steps = self._compiled(model) if compile_steps else None
+            self._why_not_compiled, self._steps = "compile=False", None
+            if compile_steps:
+                self._why_not_compiled, self._steps = self._compiled(model, say or to_standard_error)
         self._launching: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def launch_dependents(self) -> None:
@@ -206,7 +227,12 @@ class FastDecoder:
     def __call__(self, batch: Batch, kv: Attends) -> torch.Tensor:
         """[M, V] logits, one row for each of `batch.logit_rows` (or for all N tokens)."""
         if self._steps is not None and batch.num_tokens == 1:
-            return self._steps(*self._start(batch, kv), batch, kv)
+            if batch.parents is None and self._steps.may_call(kv):
+                stepped = self.step(int(batch.token_ids), batch.first_positions[0], batch.sequences[0], kv)
+                if stepped is not None:
+                    return stepped[0]
+            elif self._steps.takes(kv):
+                return self._steps(*self._start(batch, kv), batch, kv)
         with self._launching():
             return self._logits(batch, kv)
 
@@ -233,10 +259,57 @@ class FastDecoder:
             x = layer.after(x, mixed.reshape(batch.num_tokens, -1))
         return self._norm(x)
 
-    def _compiled(self, model: Decoder) -> CompiledSteps:
-        layers = fast_layers(model, Matvec, torch_norm, self._wide)
-        head = Matvec(model.head.weight.detach())
-        return CompiledSteps(layers, torch_norm(model.norm, self._wide), head, self.config)
+    def step(
+        self, token: int, position: int, sequence: Hashable, kv: Attends
+    ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+        """A step of one token as one compiled call: (logits [1, V], said [3] float64). None where it is not one, and
+        nothing has changed then; whoever sends the token in a batch gets its logits, or the error.
+
+        said: the token of the highest logit, the natural log of its probability, and its logit, which is no finite
+        number where the logits are no distribution. None for logits of 16 bits.
+        """
+        return None if self._steps is None else self._steps.one_call(token, position, sequence, kv, self._tables_for)
+
+    def may_step(self, kv: Attends) -> bool:
+        """Whether `step` takes steps with this kv, from the first token after the prompt on."""
+        return self._steps is not None and self._steps.may_call(kv)
+
+    @property
+    def compiled_reason(self) -> str:
+        """What steps of one token are, in words."""
+        return self._why_not_compiled if self._steps is None else self._steps.reason
+
+    @property
+    def why_not_compiled(self) -> str:
+        """Why steps of one token run as they are; "" where they are compiled."""
+        return self._why_not_compiled if self._steps is None else self._steps.why_not
+
+    def _compiled(self, model: Decoder, say: Callable[[str], None]) -> tuple[str, CompiledSteps | None]:
+        if reason := why_not_at_all(model.device):
+            say(f"{model.name} is not compiled, its steps run as they are: {reason}")
+            return reason, None
+        given = StepParts(
+            embedding=self._embedding,
+            position_embedding=self._position_embedding,
+            embedding_scale=self._embedding_scale,
+            stream=self._wide,
+            layers=fast_layers(model, Matvec, TorchNorm, self._wide),
+            norm=TorchNorm(model.norm, self._wide),
+            head=Matvec(model.head.weight.detach()),
+            attention_scale=self.config.attention_scale,
+            tables=len(self._tables),
+            window=self.config.sliding_window is not None,
+        )
+        return "", CompiledSteps(given, self.config, model.name, model.device, say)
+
+    @property
+    def _tables(self) -> list[RotaryTable]:
+        return [table for table in (self._table, self._local_table) if table is not None]
+
+    def _tables_for(self, positions: int) -> list[torch.Tensor]:
+        for table in self._tables:
+            table.reach_length(positions)
+        return [table.rows for table in self._tables]
 
     def _start(self, batch: Batch, kv: Attends) -> tuple[torch.Tensor, Turns]:
         kv.begin(batch)
@@ -252,11 +325,7 @@ class FastDecoder:
     def reserve_positions(self, positions: int) -> list[torch.Tensor]:
         """Make the rotary tables this long, and return them: a recorded step reads them where they are, so whoever
         records it has to keep them."""
-        last = Batch.of([[0]], first_positions=(positions - 1,))
-        tables = [table for table in (self._table, self._local_table) if table is not None]
-        for table in tables:
-            table.reach(last)
-        return [table.rows for table in tables]
+        return self._tables_for(positions)
 
     def num_parameters(self) -> int:
         """A tied output head is counted once."""

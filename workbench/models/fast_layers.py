@@ -231,27 +231,30 @@ class RotaryTable:
 
     def reach(self, batch: Batch) -> None:
         """Make the table as long as the batch's texts; a longer one is another tensor."""
-        needed = max(batch.lengths_after())
+        self.reach_length(max(batch.lengths_after()))
+
+    def reach_length(self, needed: int) -> None:
         if needed > len(self._table):
             self._table = self._make(max(needed, 2 * len(self._table)))
 
 
-def torch_norm(module: Any, stream: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
+class TorchNorm:
     """The norm as torch's own function of x, for torch.compile, which fuses it with what comes before.
 
     x comes in `stream`, the type of the residual stream, and leaves in that of the weights.
     """
-    dtype, weight = module.weight.dtype, norm_weight(module, stream)
-    bias = None if isinstance(module, RMS_NORMS) else module.bias.detach().to(stream)
 
-    def norm(x: torch.Tensor) -> torch.Tensor:
-        if bias is None:
-            y = F.rms_norm(x, weight.shape, weight, module.eps)
+    def __init__(self, module: Any, stream: torch.dtype) -> None:
+        self.eps, self.dtype = module.eps, module.weight.dtype
+        self.weight, self.converts = norm_weight(module, stream), self.dtype != stream
+        self.bias = None if isinstance(module, RMS_NORMS) else module.bias.detach().to(stream)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.bias is None:
+            y = F.rms_norm(x, self.weight.shape, self.weight, self.eps)
         else:
-            y = F.layer_norm(x, weight.shape, weight, bias, module.eps)
-        return y if dtype == stream else y.to(dtype)
-
-    return norm
+            y = F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+        return y.to(self.dtype) if self.converts else y
 
 
 def norm_weight(module: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -267,7 +270,7 @@ def small_norm(module: Any, stream: torch.dtype) -> Callable[[torch.Tensor], tor
     has, where its own rms_norm is made of seven on a CPU.
     """
     if not isinstance(module, RMS_NORMS):
-        return torch_norm(module, stream)
+        return TorchNorm(module, stream)
     dtype, wide = module.weight.dtype, torch.promote_types(stream, torch.float32)
     weight = norm_weight(module, wide)
     size = len(weight)

@@ -136,10 +136,11 @@ class Matvec:
         self.out_features, self.in_features = weight.shape
         self.weight, self.bias = weight, bias
         self.weight_bytes = _bytes(weight, bias)
+        self._wide = torch.promote_types(weight.dtype, torch.float32)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         assert x.shape[0] == 1, "Matvec takes one row"
-        y = (self.weight * x).sum(-1, dtype=torch.float32).to(x.dtype)
+        y = (self.weight * x).sum(-1, dtype=self._wide).to(x.dtype)
         return (y if self.bias is None else y + self.bias)[None]
 
 

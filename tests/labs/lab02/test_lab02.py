@@ -589,7 +589,7 @@ def test_eager_and_compiled_are_timed_in_pairs_and_both_checked(tiny_model, benc
     """With a stand-in for the compiled model, so that this needs no compiler."""
     asked, honest = [], compile_step.prepare
     monkeypatch.setattr(compile_step, "why_no_compiler", lambda device: "")
-    monkeypatch.setattr(compile_step, "prepare", lambda m, compile: (asked.append(compile), honest(m))[1])
+    monkeypatch.setattr(compile_step, "prepare", lambda m, compile, say: (asked.append(compile), honest(m))[1])
     *_, eager, compiled, ratio = run_experiment("time.compile_step", small("time.compile_step", tiny_model), bench)
     assert asked == [True]
     assert (eager.settings["by"], compiled.settings["by"]) == ("eager", "compiled")

@@ -188,11 +188,10 @@ def run_compile(
         return
     bench.check_stop()
     bench.report("compiling: some seconds, and Stop waits for it")
-    compiled = prepare(sequences.decoder, compile=True)
-    try:
-        sequences.run(compiled, sequences.step(1, 0))
-    except torch._dynamo.exc.BackendCompilerFailed as error:
-        raise WorkbenchError(f"torch.compile failed ({str(error).splitlines()[0]:.200}). {INSTALL}") from error
+    compiled = prepare(sequences.decoder, compile=True, say=bench.report)
+    sequences.run(compiled, sequences.step(1, 0))
+    if compiled.compiled and compiled.why_not_compiled:
+        raise WorkbenchError(f"the step was not compiled: {compiled.why_not_compiled}. {INSTALL}")
     bench.report("eager and compiled, in turn")
     compiled_s: list[Any]
     eager_s: list[Any]

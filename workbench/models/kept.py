@@ -1,0 +1,200 @@
+"""Compiled steps (`workbench.models.one_call`) that are kept for the next process, in the user's folder for caches.
+
+    steps/KEY.json            what it depends on, and the SHA-256 of the library
+    steps/KEY-DIGEST.so       the library
+
+KEY stands for everything that the code depends on: the model's shape and types, the cache's type, the number of
+threads, the processor, the compiler, the versions of torch and Python, and our own source. So what is stale has another
+name and is never asked for.
+
+A library is code that runs as the user. It is taken only from a folder and a file that belong to this user and that
+nobody else may write to, and only as it was written. Anything else is said, and compiled again. Manifests are JSON.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from workbench.errors import WorkbenchError
+from workbench.files import cache_folder, read_json_object, replacing, write_text, writing
+from workbench.models import cpp, one_call, parts
+from workbench.models.config import ModelConfig
+from workbench.models.one_call import OneCall, StepParts
+
+Say = Callable[[str], None]
+LARGEST_BYTES = 128 << 20  # of all libraries together; a library has some megabytes
+LEFT_S = 3600  # a library without a manifest is being written for so long at most
+
+
+def folder() -> Path:
+    return cache_folder() / "steps"
+
+
+def ready_step(given: StepParts, config: ModelConfig, stored: torch.dtype, name: str, say: Say) -> tuple[OneCall, str]:
+    """The step of these parts, loaded or compiled, and in words where it comes from.
+
+    stored: type of the cached keys and values. name: of the model, for what is said. Raises WorkbenchError, with the
+    reason alone, where there is no step to be had.
+    """
+    compiler = cpp.compiler()
+    if reason := cpp.why_no_compiler():
+        raise WorkbenchError(reason)
+    assert compiler is not None, "there is one"
+    depends = [*one_call.described(given, config, stored), *_surroundings(given, compiler)]
+    key = hashlib.sha256("\n".join(depends).encode()).hexdigest()[:24]
+    place = folder()
+    try:
+        _make_private(place)
+        found, trouble = _kept(place, key, depends, given)
+    except WorkbenchError as error:
+        return _compiled(given, config, stored, compiler, None, key, depends, _saying(name, say, str(error), None))
+    if found is not None:
+        return found, f"loaded from {place / key}.json"
+    return _compiled(given, config, stored, compiler, place, key, depends, _saying(name, say, trouble, place))
+
+
+def _saying(name: str, say: Say, trouble: str, place: Path | None) -> Callable[[], None]:
+    kept = f"kept in {place} for the next process" if place is not None else "for this process alone"
+    before = f"{trouble}; " if trouble else ""
+    return lambda: say(f"{before}compiling the decode step of {name}, half a minute or more, {kept}")
+
+
+def _compiled(
+    given: StepParts,
+    config: ModelConfig,
+    stored: torch.dtype,
+    compiler: str,
+    place: Path | None,
+    key: str,
+    depends: list[str],
+    announce: Callable[[], None],
+) -> tuple[OneCall, str]:
+    """Compile in a folder of our own; keep it where there is a place."""
+    announce()
+    started = time.perf_counter()
+    try:
+        with tempfile.TemporaryDirectory(prefix="step-", dir=place) as work:
+            library = one_call.build(given, config, stored, compiler, Path(work))
+            took = f"compiled in {time.perf_counter() - started:.0f} s"
+            if place is None:
+                return OneCall(library, given), f"{took}, not kept"
+            try:
+                library = _keep(place, key, depends, library.read_bytes())
+            except (OSError, WorkbenchError) as error:
+                return OneCall(library, given), f"{took}, not kept: {error}"
+            return OneCall(library, given), f"{took}, kept in {library}"
+    except Exception as error:  # torch's tracer and compiler raise many kinds
+        raise WorkbenchError(f"the step could not be compiled with {compiler}: {telling_line(error)}") from error
+
+
+def telling_line(error: Exception) -> str:
+    """The line of a compiler's long message that says most, at most 300 characters."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    telling = next((line for line in lines if "error:" in line.lower()), f"{type(error).__name__}: {lines[0]}")
+    return telling[:300]
+
+
+def _surroundings(given: StepParts, compiler: str) -> list[str]:
+    """What the code depends on beside the model."""
+    ours = sorted({*parts.sources(given), Path(one_call.__file__), Path(parts.__file__)})
+    source = hashlib.sha256(b"\0".join(file.read_bytes() for file in ours)).hexdigest()
+    return [
+        f"torch {torch.__version__} {torch.version.git_version}",
+        f"python {sys.version}",
+        f"compiler {compiler} {cpp.version(compiler).decode(errors='replace')}",
+        f"processor {hashlib.sha256(cpp.processor().encode()).hexdigest()} {torch.backends.cpu.get_cpu_capability()}",
+        f"source {source}",
+    ]
+
+
+# -- the folder ------------------------------------------------------------------------------------------------------
+
+
+def _make_private(place: Path) -> None:
+    """Make the folder, for this user alone. Raises WorkbenchError where it is another's, or others may write to it."""
+    with writing(place):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.mkdir(mode=0o700, exist_ok=True)
+        if trouble := _not_ours(place.lstat(), stat.S_ISDIR):
+            raise WorkbenchError(f"the folder {place} {trouble}, so no code is taken from it or kept there")
+
+
+def _not_ours(found: os.stat_result, kind: Callable[[int], bool]) -> str:
+    """Why this cannot be trusted; "" where it belongs to this user and nobody else may write to it."""
+    if not kind(found.st_mode):
+        return "is a link, or no file or folder of the kind expected"
+    if found.st_uid != os.geteuid():
+        return f"belongs to the user with number {found.st_uid}"
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return "may be written to by others"
+    return ""
+
+
+def _kept(place: Path, key: str, depends: list[str], given: StepParts) -> tuple[OneCall | None, str]:
+    """(the step of that name, "") or (None, what is wrong with it, "" where there is none)."""
+    manifest = place / f"{key}.json"
+    if not os.path.lexists(manifest):
+        return None, ""
+    try:
+        if trouble := _not_ours(manifest.lstat(), stat.S_ISREG):
+            raise WorkbenchError(trouble)
+        about = read_json_object(manifest, "its manifest")
+        library, digest = about.get("library"), about.get("sha256")
+        if about.get("depends_on") != depends or not isinstance(library, str) or Path(library).name != library:
+            raise WorkbenchError("is of something else")
+        if trouble := _not_ours((place / library).lstat(), stat.S_ISREG):
+            raise WorkbenchError(f"has a library that {trouble}")
+        if hashlib.sha256((place / library).read_bytes()).hexdigest() != digest:
+            raise WorkbenchError("has a library that is damaged")
+        step = OneCall(place / library, given)
+        os.utime(manifest)
+    except (OSError, RuntimeError, WorkbenchError) as error:
+        return None, f"the compiled step {manifest} cannot be used ({error})"
+    return step, ""
+
+
+def _keep(place: Path, key: str, depends: list[str], code: bytes) -> Path:
+    """The library first, under a name of its content; the manifest, which makes it count, at last."""
+    digest = hashlib.sha256(code).hexdigest()
+    library = place / f"{key}-{digest[:16]}.so"
+    with replacing(library, mode=0o700) as fresh:
+        fresh.write_bytes(code)
+    about = {"library": library.name, "sha256": digest, "depends_on": depends}
+    write_text(place / f"{key}.json", json.dumps(about, indent=1) + "\n", mode=0o600)
+    _trim(place, library)
+    return library
+
+
+def _trim(place: Path, newest: Path) -> None:
+    """Remove those that were not used for longest, until LARGEST_BYTES hold all, and what killed processes left."""
+    manifests = sorted(place.glob("*.json"), key=_used, reverse=True)
+    total = 0
+    for manifest in manifests:
+        libraries = list(place.glob(f"{manifest.stem}-*.so"))
+        total += sum(one.stat().st_size for one in libraries)
+        if total > LARGEST_BYTES and newest not in libraries:
+            for one in (manifest, *libraries):
+                one.unlink(missing_ok=True)
+    for left in (*place.glob("*.so"), *place.glob("step-*")):
+        if left != newest and time.time() - _used(left) > LEFT_S and not _named(place, left):
+            shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
+
+
+def _used(path: Path) -> float:
+    return path.stat().st_mtime
+
+
+def _named(place: Path, library: Path) -> bool:
+    manifest = place / f"{library.name.rpartition('-')[0]}.json"
+    return manifest.is_file() and library.name in manifest.read_text(encoding="utf-8", errors="replace")
