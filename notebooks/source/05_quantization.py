@@ -1241,18 +1241,20 @@ slower = [m for m in decoded if m.counts["ratio"] > 1]
 # %% jupyter={"source_hidden": true}
 say(
     f"{len(slower)} of {len(decoded)} recipes take longer for a step than float32, though all of them read far less."
-    " Lab 04 ended in the same place: what turns codes into numbers first, and multiplies them afterwards, reads"
-    " little and moves much. That saves memory"
-    + (", and no time." if slower else "; that it saves time, too, as here, depends on the machine.")
+    + (
+        " What turns codes into numbers first, and multiplies them afterwards, reads little and moves much: lab 04 ended in"
+        " the same place. That saves memory, and no time."
+        if slower
+        else " No code is written down as a number before it is multiplied."
+    )
 )
 
 # %% [markdown]
-# To save time, a code must be converted to a number on its way to the multiply. Torch has such a kernel for
-# CPUs, for bfloat16 inputs and codes of 4 bits in groups; 8-bit codes take two of those. Here is a step of our
-# model, which fits into many processors' caches, and of a shape of 110 million weights, which seldom does. The
-# prediction takes bytes, launches and arithmetic, but not the cost of converting codes. On a processor without
-# instructions for bfloat16 it is of no use, since it expects of one row the slow arithmetic of large products (lab 02).
-# Where it is several times what was measured, compare the measurements only.
+# To save time, a code must be converted to a number on its way to the multiply. For evenly spaced codes the workbench
+# has such a loop in C++ (`kernels/cpu/codes.cpp`), compiled once a machine: a code becomes a number in a register, and a
+# group's scale is applied to its sum. Here is a step of our model, which fits into many processors' caches, and of a
+# shape of 110 million weights, which seldom does. The prediction takes bytes, launches and arithmetic, but not the cost
+# of converting codes.
 
 # %% jupyter={"source_hidden": true}
 int4_guess = ask(

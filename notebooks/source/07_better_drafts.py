@@ -533,9 +533,9 @@ say(
     f" {a.draft_calls / a.rounds:.2f}, and writes the same. Whether that is time saved depends on what a wider pass of"
     f" the small model costs. The target in 4 bits is right in {quantized.acceptance_rate:.0%} of the cases on code,"
     f" the small model in {a.acceptance_rate:.0%}; but its drafting takes {drafting:.1f} plain steps per round,"
-    f" {drafting * quantized.rounds / quantized.draft_calls:.1f} a call. With inputs in float32 a CPU has no kernel for"
-    " codes, so each call turns them into numbers first (lab 05). Fewer bytes pay where a kernel reads the codes and a"
-    " step is bandwidth-bound, so first find out what limits yours."
+    f" {drafting * quantized.rounds / quantized.draft_calls:.1f} a call: as many operations are started"
+    " for it as for the target's own step, which is what a step of a model this small takes (lab 02). Fewer bytes pay where"
+    " a step is bandwidth-bound and a kernel reads the codes (lab 05), so first find out what limits yours."
 )
 
 # %% [markdown]
