@@ -312,6 +312,7 @@ REASONS = {
     "a draft, or what is no longer needed, is deleted as far as it can be; the next write or run removes the rest": (
         "workbench/files.py _draft: ignore_errors",
         "workbench/files.py _remove_abandoned: ignore_errors",
+        "workbench/models/kept.py _trim: ignore_errors",
         "workbench/models/head_training.py train_heads: ignore_errors",
         "workbench/models/training.py remove_state: ignore_errors",
         "workbench/models/training.py save_state: ignore_errors",

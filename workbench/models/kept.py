@@ -13,15 +13,18 @@ nobody else may write to, and only as it was written. Anything else is said, and
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import logging
 import os
+import re
 import shutil
 import stat
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -84,7 +87,7 @@ def _compiled(
     announce()
     started = time.perf_counter()
     try:
-        with tempfile.TemporaryDirectory(prefix="step-", dir=place) as work:
+        with tempfile.TemporaryDirectory(prefix="step-", dir=place) as work, _one_voice():
             library = one_call.build(given, config, stored, compiler, Path(work))
             took = f"compiled in {time.perf_counter() - started:.0f} s"
             if place is None:
@@ -98,10 +101,21 @@ def _compiled(
         raise WorkbenchError(f"the step could not be compiled with {compiler}: {telling_line(error)}") from error
 
 
+@contextlib.contextmanager
+def _one_voice() -> Iterator[None]:
+    """torch does not say beside us where it left its files when a compiler fails: they are gone then."""
+    logger = logging.getLogger("torch._inductor.utils")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
 def telling_line(error: Exception) -> str:
     """The line of a compiler's long message that says most, at most 300 characters."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
-    telling = next((line for line in lines if "error:" in line.lower()), f"{type(error).__name__}: {lines[0]}")
+    telling = next((line for line in lines if re.search(r"(^|\s)error:", line)), f"{type(error).__name__}: {lines[0]}")
     return telling[:300]
 
 
