@@ -246,8 +246,12 @@ def test_every_package_and_its_data_are_installed():
     folders = {"workbench"} | {
         ".".join(p.parent.relative_to(ROOT).parts) for p in (ROOT / "workbench").rglob("*/__init__.py")
     }
-    assert folders | {"workbench.kernels"} == set(settings["packages"])
+    kernels = {
+        ".".join(("workbench", *p.parent.relative_to(ROOT).parts)) for p in (ROOT / "kernels").rglob("__init__.py")
+    }
+    assert folders | kernels == set(settings["packages"])
     assert "overrides.json" in settings["package-data"]["workbench.jupyter"]
+    assert {"*.cpp", "*.h"} == set(settings["package-data"]["workbench.kernels.cpu"])
 
 
 # -- JupyterLab ---------------------------------------------------------------------------------------------
