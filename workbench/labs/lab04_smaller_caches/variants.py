@@ -392,7 +392,7 @@ EXPERIMENT = Experiment(
             "choice",
             unit="tokens",
             choices=(64, 125, 250, 500, 1000, 2000, 4000, 8000, 16_000, 32_000),
-            brief=250,
+            brief=125,
             help="tokens that are remembered; an eighth, a quarter and a half of it are measured as well",
         ),
         Setting("repeats", 9, "int", 1, 100, brief=1, help="timed steps of each way at each context"),
