@@ -1,1 +1,1 @@
-"""Loops in C++ for a CPU, compiled once a machine: `build` compiles and opens them, each other file calls one."""
+"""Loops in C++ for a CPU, compiled once a machine (`workbench.native`); each file here calls one."""

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from workbench.kernels.cpu.build import library
+from workbench.native.build import library
 
 SOURCE = Path(__file__).with_name("codes.cpp")
 CHUNK = 32  # codes that are multiplied at once

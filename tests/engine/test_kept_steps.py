@@ -16,7 +16,8 @@ from test_fast import needs_compiler
 
 from workbench.errors import WorkbenchError
 from workbench.generation import generate
-from workbench.models import cpp, kept, one_call, prepare
+from workbench.models import kept, one_call, prepare
+from workbench.native.compiler import OFF
 
 CONFIG = tiny_config(vocab_size=64, context_length=4096)
 ASKED = {"max_new_tokens": 12, "kv": "contiguous"}
@@ -223,9 +224,9 @@ def as_it_is(said: list[str]) -> str:
 
 
 def test_without_a_compiler_steps_run_as_they_are(monkeypatch):
-    monkeypatch.setenv(cpp.OFF, "1")
-    assert as_it_is([]) == f"{cpp.OFF} is set"
-    monkeypatch.delenv(cpp.OFF)
+    monkeypatch.setenv(OFF, "1")
+    assert as_it_is([]) == f"{OFF} is set"
+    monkeypatch.delenv(OFF)
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert "no C++ compiler was found" in as_it_is([])

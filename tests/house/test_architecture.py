@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 FLOORS = (  # from the ground up; what stands together may not import each other
     {"errors", "registry", "processes", "printing"},
     {"files"},
+    {"native"},
     {"kernels", "grading"},
     {"models"},
     {"instruments", "quantization"},

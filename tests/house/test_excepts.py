@@ -276,7 +276,7 @@ REASONS = {
         "workbench/grading/server.py Server._forked: OSError",
         "workbench/grading/warm.py Warm.start: OSError",
         "workbench/instruments/device.py ceilings: WorkbenchError",
-        "kernels/cpu/build.py _compiled: WorkbenchError",  # compiled for this process alone
+        "workbench/native/build.py _compiled: WorkbenchError",  # compiled for this process alone
         "workbench/instruments/device.py cpu_name: OSError, StopIteration",
         "workbench/instruments/memory.py _system_bytes: OSError, StopIteration",
         "workbench/labs/lab10_kernels/cases.py held_to_float64: torch.cuda.OutOfMemoryError",

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import ctypes
 import random
+import shutil
 import subprocess
 
 import pytest
 import torch
 
-from workbench.kernels.cpu import build, codes
+from workbench.kernels.cpu import codes
 from workbench.kernels.cpu.codes import CodeProduct, block_of
+from workbench.native import build
+from workbench.native import compiler as compilers
 
 needs_compiler = pytest.mark.skipif(bool(codes.why_not_here()), reason=f"the loops over codes: {codes.why_not_here()}")
 HALF_STEP = 1 / 254  # of the largest input of a block
@@ -148,7 +151,7 @@ static inline __m256i in_plain(__m256i sums, __m256i u, __m256i s) {
 @pytest.mark.parametrize("processor", ["plain C++", "AVX2", "AVX-VNNI"])
 def test_other_processors_give_the_same(processor, monkeypatch, tmp_path):
     """Each branch of the source, compiled as for such a processor. VNNI's one instruction is written out."""
-    if processor != "plain C++" and "avx2" not in build._processor():
+    if processor != "plain C++" and "avx2" not in compilers.processor():
         pytest.skip("this processor has no AVX2")
     flags = [flag for flag in build.FLAGS if not flag.startswith(("-march", "-O"))] + ["-O1"]
     if processor != "plain C++":
@@ -157,7 +160,7 @@ def test_other_processors_give_the_same(processor, monkeypatch, tmp_path):
         (tmp_path / "vnni.h").write_text(VNNI)
         flags += ["-include", str(tmp_path / "vnni.h")]
     made = tmp_path / "codes.so"
-    compiler = next(c for c in build.COMPILERS if build.shutil.which(c))
+    compiler = next(c for c in compilers.COMPILERS if shutil.which(c))
     subprocess.run([compiler, *flags, "-w", str(codes.SOURCE), "-o", str(made)], check=True)
     other = codes.opened(ctypes.CDLL(str(made)))
     monkeypatch.setattr(codes, "_functions", lambda: other)
@@ -298,11 +301,11 @@ def test_where_nothing_can_be_kept_this_process_has_it_all_the_same(nothing_comp
 
 def test_without_a_compiler_the_reason_is_told(nothing_compiled, monkeypatch):
     source, _ = nothing_compiled
-    monkeypatch.setattr(build.shutil, "which", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
     assert "no C++ compiler was found" in build.library(source)
     build.library.cache_clear()
-    monkeypatch.setenv(build.OFF, "1")
-    assert build.library(source) == f"{build.OFF} is set"
+    monkeypatch.setenv(compilers.OFF, "1")
+    assert build.library(source) == f"{compilers.OFF} is set"
 
 
 @needs_compiler

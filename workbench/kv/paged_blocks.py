@@ -5,7 +5,7 @@
 
 It is the CPU's twin of the kernels in `workbench.kv.paged_triton` and has their place in a `Paged`. Threads take one
 sequence after the other (where there are few, one of its key-value heads), so a step takes as long as its tokens and
-not as its longest text. The loop is `paged_blocks.cpp`, compiled where a compiler is (`paged_build`).
+not as its longest text. The loop is `paged_blocks.cpp`, compiled where a compiler is (`workbench.native.build`).
 
 It takes sequences with one new token and with a few (drafted ones in a chain, the end of a prompt), where attention is
 bound by reading keys. Many new tokens are a product of matrices, which torch does faster, and trees have masks: both
@@ -17,15 +17,17 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
-from workbench.kv.paged_build import library
 from workbench.kv.paged_store import KeysAndValues, Latents, Store
 from workbench.kv.paged_triton import KernelStep
 from workbench.models.config import ModelConfig
 from workbench.models.latent import UpProjections
+from workbench.native.build import library
 
+SOURCE = Path(__file__).with_name("paged_blocks.cpp")
 FEW_TOKENS = 8  # new ones of a sequence, so many at most go through the loop
 Pointer, Whole = ctypes.c_void_p, ctypes.c_int64
 
@@ -62,7 +64,7 @@ def why_not_blocks(
         return f"the loop over blocks reads float32, and this cache keeps {str(dtype).removeprefix('torch.')}"
     if config.head_dim != config.value_head_dim:
         return f"keys of {config.head_dim} and values of {config.value_head_dim} numbers are not of one size"
-    loop = library()
+    loop = library(SOURCE)
     if isinstance(loop, str):
         return loop
     return "" if loop.has_size(Whole(config.head_dim)) else f"the loop knows no heads of size {config.head_dim}"
@@ -72,7 +74,7 @@ class BlockLoop:
     """The loop for one cache. The store is an argument of each call, so its owner may replace it."""
 
     def __init__(self, config: ModelConfig, block_size: int) -> None:
-        loop = library()
+        loop = library(SOURCE)
         assert not isinstance(loop, str), "why_not_blocks was asked"
         self.config, self.block_size = config, block_size
         self._attend = loop.attend

@@ -22,13 +22,14 @@ from typing import Any, Protocol, TypeGuard
 import torch
 
 from workbench.errors import WorkbenchError
-from workbench.models import cpp, kept
+from workbench.models import kept
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
 from workbench.models.decoder import Attends, Turns
 from workbench.models.fast_layers import FastLayer, Projected
 from workbench.models.linear import Linear
 from workbench.models.one_call import OPTIONS, OneCall, ShowsStorage, StepParts, attend_one
+from workbench.native.compiler import why_no_compiler
 
 Norm = Callable[..., torch.Tensor]
 Stepped = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # logits, and k, v of all layers
@@ -48,7 +49,7 @@ def why_not_whole(config: ModelConfig) -> str:
 
 def why_not_at_all(device: torch.device) -> str:
     """Why nothing is compiled for this device; "" where something is."""
-    return cpp.why_no_compiler() if device.type == "cpu" else ""
+    return why_no_compiler() if device.type == "cpu" else ""
 
 
 class ShowsAll(Attends, Protocol):

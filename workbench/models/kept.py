@@ -31,9 +31,10 @@ import torch
 
 from workbench.errors import WorkbenchError
 from workbench.files import cache_folder, read_json_object, replacing, write_text, writing
-from workbench.models import cpp, one_call, parts
+from workbench.models import one_call, parts
 from workbench.models.config import ModelConfig
 from workbench.models.one_call import OneCall, StepParts
+from workbench.native import compiler as compilers
 
 Say = Callable[[str], None]
 LARGEST_BYTES = 128 << 20  # of all libraries together; a library has some megabytes
@@ -50,8 +51,8 @@ def ready_step(given: StepParts, config: ModelConfig, stored: torch.dtype, name:
     stored: type of the cached keys and values. name: of the model, for what is said. Raises WorkbenchError, with the
     reason alone, where there is no step to be had.
     """
-    compiler = cpp.compiler()
-    if reason := cpp.why_no_compiler():
+    compiler = compilers.compiler()
+    if reason := compilers.why_no_compiler():
         raise WorkbenchError(reason)
     assert compiler is not None, "there is one"
     depends = [*one_call.described(given, config, stored), *_surroundings(given, compiler)]
@@ -126,8 +127,9 @@ def _surroundings(given: StepParts, compiler: str) -> list[str]:
     return [
         f"torch {torch.__version__} {torch.version.git_version}",
         f"python {sys.version}",
-        f"compiler {compiler} {cpp.version(compiler).decode(errors='replace')}",
-        f"processor {hashlib.sha256(cpp.processor().encode()).hexdigest()} {torch.backends.cpu.get_cpu_capability()}",
+        f"compiler {compiler} {compilers.version(compiler).decode(errors='replace')}",
+        f"processor {hashlib.sha256(compilers.processor().encode()).hexdigest()}",
+        f"instructions {torch.backends.cpu.get_cpu_capability()}",
         f"source {source}",
     ]
 

@@ -1,4 +1,5 @@
-"""The C++ compiler of this machine: which it is, and what its output depends on. Nothing is compiled here."""
+"""The C++ compiler of this machine: which it is, and what its output depends on. Nothing is compiled here (`build`, and
+`workbench.models.kept`)."""
 
 from __future__ import annotations
 
@@ -9,8 +10,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-
-import torch
 
 from workbench.errors import WorkbenchError
 
@@ -46,7 +45,7 @@ def version(compiler: str) -> bytes:
 @functools.cache
 def processor() -> str:
     """What -march=native depends on: the processor's name and instructions, as far as the system tells."""
-    known = [platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability()]
+    known = [platform.machine(), platform.processor()]
     if sys.platform == "linux":
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         known += sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})

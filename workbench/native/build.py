@@ -15,34 +15,25 @@ import ctypes
 import functools
 import hashlib
 import os
-import platform
-import shutil
 import stat
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-import torch
-
 from workbench.errors import WorkbenchError
 from workbench.files import cache_folder, write_bytes
+from workbench.native import compiler as compilers
 
-COMPILERS = ("g++", "clang++", "c++")
 FLAGS = ("-std=gnu++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 COMPILE_S = 120  # longer, and the compiler hangs
-OFF = "WORKBENCH_NO_COMPILER"  # environment: compile nothing, as on a machine without a compiler
 
 
 @functools.cache
 def library(source: Path) -> ctypes.CDLL | str:
     """The compiled file, or why there is none; asked once in a process."""
-    if os.environ.get(OFF):
-        return f"{OFF} is set"
-    chosen = os.environ.get("CXX")
-    compiler = next(filter(None, map(shutil.which, (chosen,) if chosen else COMPILERS)), None)
-    if compiler is None:
-        return f"no C++ compiler was found ({chosen or ', '.join(COMPILERS)}); Debian, Ubuntu: apt install g++"
+    missing, compiler = compilers.why_no_compiler(), compilers.compiler()
+    if missing or compiler is None:
+        return missing
     try:
         folder, name = cache_folder(), f"{source.stem}-{_key(source, compiler)}"
         kept = next((file for file in sorted(folder.glob(f"{name}-*.so")) if _is_ours(file)), None)
@@ -53,19 +44,10 @@ def library(source: Path) -> ctypes.CDLL | str:
 
 def _key(source: Path, compiler: str) -> str:
     """What the library depends on, headers beside the source included, in 16 digits."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, timeout=COMPILE_S, check=True).stdout
     sources = [source, *sorted(source.parent.glob("*.h"))]
-    parts = (*(file.read_bytes() for file in sources), " ".join(FLAGS).encode(), version, _processor().encode())
+    parts = (*(file.read_bytes() for file in sources), " ".join(FLAGS).encode(), compilers.version(compiler))
+    parts += (compilers.processor().encode(),)
     return _digest(b"\0".join(parts))
-
-
-def _processor() -> str:
-    """What -march=native depends on: the processor's name and instructions, as far as the system tells."""
-    known = [platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability()]
-    if sys.platform == "linux":
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        known += sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
-    return "\n".join(known)
 
 
 def _digest(data: bytes) -> str:
