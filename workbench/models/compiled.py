@@ -72,7 +72,7 @@ class CompiledSteps:
         self.given, self.config, self.name, self._say = given, config, name, say
         self.layers, self.norm, self.head = given.layers, given.norm, given.head
         self.reason, self.why_not = "no step was taken yet", ""
-        self._in_pieces_because = why_not_whole(config)
+        self._pieces_reason = why_not_whole(config)
         self._on_cpu = device.type == "cpu"
         self._calls: dict[torch.dtype, OneCall | None] = {}  # by the cache's type; None: it cannot be had
         self._lock = threading.Lock()
@@ -106,7 +106,7 @@ class CompiledSteps:
         is a prompt, and runs as prompts do."""
         return (
             self._on_cpu
-            and not self._in_pieces_because
+            and not self._pieces_reason
             and not self.why_not
             and hasattr(kv, "step_storage")
             and bool(kv.config == self.config)
@@ -147,7 +147,7 @@ class CompiledSteps:
 
     def _shows_all(self, kv: Attends) -> TypeGuard[ShowsAll]:
         """A kv of another shape does not: layer by layer it says what is wrong."""
-        whole = not self._on_cpu and not self._in_pieces_because
+        whole = not self._on_cpu and not self._pieces_reason
         return whole and hasattr(kv, "before_step") and getattr(kv, "config", None) == self.config
 
     @functools.cached_property
@@ -167,7 +167,7 @@ class CompiledSteps:
         return self.head(self.norm(x)), torch.stack(new_keys), torch.stack(new_values)
 
     def _in_pieces(self, x: torch.Tensor, turns: Turns, batch: Batch, kv: Attends) -> torch.Tensor:
-        layers, why = self.layers, self._in_pieces_because
+        layers, why = self.layers, self._pieces_reason
         self.reason = f"a step is compiled in pieces: {why or f'{type(kv).__name__} shows no storage for one call'}"
         q, k, v = self._piece(0, layers[0], x, turns)
         for index, (layer, following) in enumerate(pairwise(layers)):

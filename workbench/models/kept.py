@@ -60,11 +60,11 @@ def ready_step(given: StepParts, config: ModelConfig, stored: torch.dtype, name:
     place = folder()
     try:
         _make_private(place)
-        found, trouble = _kept(place, key, depends, given)
+        kept_step, trouble = _kept(place, key, depends, given)
     except WorkbenchError as error:
         return _compiled(given, config, stored, compiler, None, key, depends, _saying(name, say, str(error), None))
-    if found is not None:
-        return found, f"loaded from {place / key}.json"
+    if kept_step is not None:
+        return kept_step, f"loaded from {place / key}.json"
     return _compiled(given, config, stored, compiler, place, key, depends, _saying(name, say, trouble, place))
 
 

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from workbench.files import write_bytes
 from workbench.models import parts
 from workbench.models.config import ModelConfig
 from workbench.models.fast_layers import FastLayer
@@ -196,7 +197,7 @@ def build(given: StepParts, config: ModelConfig, stored: torch.dtype, compiler: 
     library = folder / "step.so"
     with zipfile.ZipFile(package) as archive:
         [name] = [one for one in archive.namelist() if one.endswith(".so")]
-        library.write_bytes(archive.read(name))
+        write_bytes(library, archive.read(name))
     return library
 
 

@@ -57,8 +57,8 @@ def _digest(data: bytes) -> str:
 def _is_ours(file: Path) -> bool:
     """Whether it holds what its name says, and nobody but this user could have written it or put it there."""
     for place in (file, file.parent):
-        found = place.lstat()
-        if stat.S_ISLNK(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        state = place.lstat()
+        if stat.S_ISLNK(state.st_mode) or state.st_uid != os.getuid() or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             return False
     return file.stem.rpartition("-")[2] == _digest(file.read_bytes())
 
