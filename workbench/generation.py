@@ -12,7 +12,7 @@ import torch
 
 from workbench.decoding.device_sampling import SAMPLERS
 from workbench.decoding.filters import check_filter_names, checked_bias, whole_number
-from workbench.decoding.greedy import GreedyRunner, takes_steps
+from workbench.decoding.greedy import GreedyRunner
 from workbench.decoding.guide import Guide, GuidedSequence
 from workbench.decoding.loop import Generation, Runner, Stream, check_cancel, token_loop
 from workbench.decoding.request_checks import (
@@ -30,7 +30,7 @@ from workbench.decoding.step import Step
 from workbench.decoding.text import GeneratedText
 from workbench.errors import WorkbenchError, check_settings, shown
 from workbench.kv import KV, caching_kind
-from workbench.models.fast import Model
+from workbench.models.fast import FastDecoder, Model
 from workbench.speculation.drafts import Draft, draft_for
 from workbench.speculation.engine import MAX_NODES, Drafting, Speculator
 from workbench.speculation.lengths import LengthPolicy, check_fits_context, length_policy
@@ -114,7 +114,8 @@ def stream(
         distribution = TokenDistribution(settings, prompt_ids, replace=filters)
         sampler = make_sampler(distribution, draws_for(settings, seed))
         ready = ready_kv("recompute" if kv is None else kv, model, 1, len(prompt_ids) + max_new_tokens)
-        if loop is token_loop and distribution.is_argmax and takes_steps(model, ready):
+        greedily = loop is token_loop and distribution.is_argmax
+        if greedily and isinstance(model, FastDecoder) and model.may_step(ready):
             runner = greedy = GreedyRunner(model, ready)
             tokens = greedy.tokens(prompt_ids, sampler.choose, max_new_tokens, stop_token_ids)
         else:

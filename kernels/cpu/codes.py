@@ -48,9 +48,9 @@ def block_of(group: int, *, nibbles: bool) -> int:
     if group <= LARGEST_BLOCK:
         return group
     sizes = range(LARGEST_BLOCK, 0, -CHUNK)
-    found = next((size for size in sizes if group % size == 0), None)
-    assert found is not None or not nibbles, "groups of nibbles are whole chunks"
-    return found or LARGEST_BLOCK
+    largest = next((size for size in sizes if group % size == 0), None)
+    assert largest is not None or not nibbles, "groups of nibbles are whole chunks"
+    return largest or LARGEST_BLOCK
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from conftest import random_decoder, tiny_config
 from test_fast import SHAPES, needs_compiler
 from test_parity import TOLERANCE, relative_difference
 
-from workbench.decoding.greedy import GreedyRunner, takes_steps
+from workbench.decoding.greedy import GreedyRunner
 from workbench.errors import WorkbenchError
 from workbench.generation import generate
 from workbench.kv import Contiguous, Recompute
@@ -45,10 +45,10 @@ def stepped(fast: FastDecoder, ids: list[int], kv: Contiguous, name: str = "a") 
     """[n, V] logits of all tokens, sent one by one; all but the first by one call each."""
     rows = [fast(Batch.of([ids[:1]], sequences=[name]), kv)]
     for at in range(1, len(ids)):
-        found = fast.step(ids[at], at, name, kv)
-        assert found is not None, fast.compiled_reason
+        stepped = fast.step(ids[at], at, name, kv)
+        assert stepped is not None, fast.compiled_reason
         assert not fast.why_not_compiled and kv.lengths[name] == at + 1
-        logits, said = found
+        logits, said = stepped
         rows.append(logits)
         assert (said is None) == (logits.dtype == torch.bfloat16)  # whose numbers are chosen from when rounded
         if said is not None:
@@ -91,10 +91,10 @@ def test_greedy_decoding_is_the_plain_decoders_and_one_call_a_token():
     calls, step = [], fast._steps.one_call
 
     def counted(*given):
-        found = step(*given)
-        if found is not None:
+        stepped = step(*given)
+        if stepped is not None:
             calls.append(given)
-        return found
+        return stepped
 
     fast._steps.one_call = counted
     for prompt, count in (([5], 30), (text(17, model.config, 1), 50)):
@@ -149,8 +149,8 @@ def test_what_is_no_step_goes_the_ordinary_way_and_changes_nothing():
         kv.truncate("a", 5)
         kv.fork("a", "b") if kv._free else kv.truncate("a", 4)
         assert fast.step(ids[5], kv.lengths["a"], "a", kv) is not None
-    assert not takes_steps(fast, Recompute(model.config)) and not takes_steps(model, kv)
-    assert not takes_steps(fast, Contiguous(tiny_config(vocab_size=65)))
+    assert not fast.may_step(Recompute(model.config))
+    assert not fast.may_step(Contiguous(tiny_config(vocab_size=65)))
 
 
 class Rounds(Contiguous):
@@ -199,11 +199,11 @@ def test_tensors_are_found_once_and_put_back():
 
     weight, bias = torch.ones(3, 2), torch.zeros(3)
     both = [SideBySide([Matvec(weight, bias), Matvec(torch.ones(1, 2))]), {"again": weight, "size": 4}, (None, 0.5)]
-    found = parts.tensors_of(both)
-    assert list(found) == ["0.linears.0.bias", "0.linears.0.weight", "0.linears.1.weight"]
+    tensors = parts.tensors_of(both)
+    assert list(tensors) == ["0.linears.0.bias", "0.linears.0.weight", "0.linears.1.weight"]
     lines = parts.described(both)
     assert "1.again is 0.linears.0.weight" in lines and "1.size 4" in lines and "2.1 0.5" in lines
-    twice = parts.with_tensors(both, {name: 2 * tensor for name, tensor in found.items()})
+    twice = parts.with_tensors(both, {name: 2 * tensor for name, tensor in tensors.items()})
     assert torch.equal(twice[0](torch.ones(1, 2)), torch.tensor([[4.0, 4.0, 4.0, 4.0]])) and twice[1]["size"] == 4
     assert (
         torch.equal(both[0](torch.ones(1, 2)), torch.full((1, 4), 2.0))

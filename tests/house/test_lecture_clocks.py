@@ -86,37 +86,37 @@ def on_clocked(cells: Iterable[str]) -> list[str]:
     conditions: list[str] = []
     names: set[str] = set()
     for cell in cells:
-        found: list[ast.expr] = []
-        _follow(ast.parse(cell).body, names, found)
-        conditions += [" ".join((ast.get_source_segment(cell, one) or "").split()) for one in found]
+        reached: list[ast.expr] = []
+        _follow(ast.parse(cell).body, names, reached)
+        conditions += [" ".join((ast.get_source_segment(cell, one) or "").split()) for one in reached]
     return conditions
 
 
-def _follow(body: list[ast.stmt], clocked: set[str], found: list[ast.expr]) -> None:
+def _follow(body: list[ast.stmt], clocked: set[str], reached: list[ast.expr]) -> None:
     """Statement by statement: `clocked` are the names that now hold something clocked."""
     for one in body:
         if isinstance(one, ast.Assert):
             if _reads_a_clock(one.test, clocked):
-                found.append(one.test)
+                reached.append(one.test)
         elif isinstance(one, ast.Assign | ast.AnnAssign | ast.AugAssign):
             for target, value in _assigned(one):
                 _note(target, _reads_a_clock(value, clocked), clocked, adds=isinstance(one, ast.AugAssign))
         elif isinstance(one, ast.FunctionDef):
             inside = set(clocked)
-            _follow(one.body, inside, found)
+            _follow(one.body, inside, reached)
             returned = [node.value for node in ast.walk(one) if isinstance(node, ast.Return) and node.value]
             if any(_reads_a_clock(value, inside) for value in returned):
                 clocked.add(one.name)
         elif isinstance(one, ast.For):
             _note(one.target, _reads_a_clock(one.iter, clocked), clocked)
-            _follow(one.body, clocked, found)
+            _follow(one.body, clocked, reached)
         elif isinstance(one, ast.Expr) and isinstance(one.value, ast.Call):
             _note_put(one.value, clocked)
         else:
             for part in ("body", "handlers", "orelse", "finalbody"):
                 inner = getattr(one, part, [])
                 _follow(
-                    [s for h in inner for s in (h.body if isinstance(h, ast.ExceptHandler) else [h])], clocked, found
+                    [s for h in inner for s in (h.body if isinstance(h, ast.ExceptHandler) else [h])], clocked, reached
                 )
 
 
@@ -177,10 +177,10 @@ def cells_of(source: Source) -> list[str]:
 @pytest.mark.parametrize("source", LECTURES, ids=lambda source: source.path.stem)
 def test_no_assertion_of_a_lecture_rests_on_a_clock(source):
     reviewed = REVIEWED.get(source.path.stem[:2], {})
-    found = on_clocked(cells_of(source))
-    new = [condition for condition in found if not any(condition.startswith(begin) for begin in reviewed)]
+    reached = on_clocked(cells_of(source))
+    new = [condition for condition in reached if not any(condition.startswith(begin) for begin in reviewed)]
     assert new == [], f"may fail on a busy machine; say it in words that fit both ways, or review it in {__file__}"
-    gone = [begin for begin in reviewed if not any(condition.startswith(begin) for condition in found)]
+    gone = [begin for begin in reviewed if not any(condition.startswith(begin) for condition in reached)]
     assert gone == [], "reviewed, and no longer there"
 
 

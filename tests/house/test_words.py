@@ -35,7 +35,7 @@ def name(word: str) -> str:
 
 UNITS = "bytes|bits|numbers|nats|FLOPs|rows|reads|launches|operations|seconds|ms|µs|MB|KB|tokens|texts|requests"
 WORDS = {
-    "track": Word(name("tracks?") + "|Track", "sequence", 5, its_own_place="capstone|lab15|results"),
+    "track": Word(name("tracks?") + "|Track", "sequence", 5, its_own_place="capstone|lab15"),
     "Writing": Word(r"\bWriting\b|\b_?writings?(?=[._,)\]:=]| =| in )|\bwriting_\w+", "sequence", 6),
     "writer": Word(r"(?<!csv\.)(?<!GGUF)\b[Ww]riters?\b", "decode, sequence", 55),
     "readers": Word(r"\breaders\b", "prefills", 2),
@@ -55,10 +55,10 @@ WORDS = {
     "turned": Word(
         r"\bturned_\w+|\bturned (?:heads?|keys?|part)\b|\bturned by (?:its|their|the|his) position", "rotated", 0
     ),
-    "most_, fewest_": Word(r"(?<![A-Za-z])_?(?:most|MOST|fewest|FEWEST)_\w+|\bmost\b(?= ?[=:)])", "max_, min_", 146),
+    "most_, fewest_": Word(r"(?<![A-Za-z])_?(?:most|MOST|fewest|FEWEST)_\w+|\bmost\b(?= ?[=:)])", "max_, min_", 145),
     "_because": Word(r"\w_because\b(?!_)", "*_reason", 0),
     "told": Word(name("told"), "what it holds: message, summary", 375),
-    "found": Word(r"\bfound\b(?= =[^=]| \+=|\.append|\.extend|\[)", "what it holds", 805),
+    "found": Word(r"\bfound\b(?= =[^=]| \+=|\.append|\.extend|\[)", "what it holds", 799),
     "a token": Word(
         rf"\b(?:{UNITS}) an? (?:token|byte|weight|step|round|layer|row|sequence|head|element)\b", "per token", 13
     ),

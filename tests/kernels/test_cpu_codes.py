@@ -56,13 +56,15 @@ class Weight:
 
 def rounded(x: torch.Tensor, group: int, nibbles: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(codes, the scale of each, half a step of each) [N, in]: what q8 makes of x, written in torch."""
-    found = []
+    blocks = []
     for part in x.split(group, 1):
         for block in part.split(block_of(group, nibbles=nibbles), 1):
             top = block.abs().amax(1, keepdim=True)
             scale = top / 127
-            found.append(((block / scale.where(scale > 0, 1)).round(), *(one.expand_as(block) for one in (scale, top))))
-    q, scale, top = (torch.cat(parts, 1) for parts in zip(*found))
+            blocks.append(
+                ((block / scale.where(scale > 0, 1)).round(), *(one.expand_as(block) for one in (scale, top)))
+            )
+    q, scale, top = (torch.cat(parts, 1) for parts in zip(*blocks))
     return q, scale, top * HALF_STEP
 
 

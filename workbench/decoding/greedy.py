@@ -12,22 +12,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeGuard
 
 import torch
 
 from workbench.decoding.runner import ModelRunner
 from workbench.kv import KV
-from workbench.models.fast import FastDecoder, Model
-
-
-def takes_steps(model: Model, kv: KV) -> TypeGuard[FastDecoder]:
-    """Whether steps of this model with this kv may be one call each."""
-    return isinstance(model, FastDecoder) and model.may_step(kv)
+from workbench.models.fast import FastDecoder
 
 
 class GreedyRunner(ModelRunner):
-    """One request that takes the highest logit, nothing else having a say, by a model that `takes_steps`."""
+    """One request that takes the highest logit, nothing else having a say, by a model that may take steps with
+    its kv (`FastDecoder.may_step`)."""
 
     def __init__(self, model: FastDecoder, kv: KV) -> None:
         super().__init__(model, kv)

@@ -110,7 +110,7 @@ class _Speeds:
             # Few rows may go through a faster product than the large one that the FLOP rate is from (bfloat16 on a
             # processor without instructions for it): arithmetic takes no longer than what was measured, arithmetic
             # included.
-            compute = min(compute, passed * max(1.0, o.rows / table.most_rows))
+            compute = min(compute, passed * max(1.0, o.rows / table.max_rows))
         elif self.kv_passing is not None and o.queries:
             table = self.kv_passing
             bandwidth = o.kv_bytes / table.at(1, self.kv_set) + moved

@@ -64,7 +64,7 @@ class Passing:
         return _between(self.working_sets, by_set, working_set)
 
     @property
-    def most_rows(self) -> int:
+    def max_rows(self) -> int:
         return self.rows[-1]
 
     @classmethod

@@ -97,9 +97,9 @@ class CompiledSteps:
         step = self._calls[stored] if stored in self._calls else self._ready(stored)
         if step is None:
             return None
-        found = step(token, position, storage, tables(position + 1))
+        stepped = step(token, position, storage, tables(position + 1))
         shows.note_step(sequence)
-        return found
+        return stepped
 
     def may_call(self, kv: Any) -> bool:
         """Whether steps with this kv are one call each, from its first token on. Where it is empty yet the first token
