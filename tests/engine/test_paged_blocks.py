@@ -179,7 +179,7 @@ def nothing_compiled(monkeypatch, tmp_path):
     monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("CXX", raising=False)
     build.library.cache_clear()
-    yield tmp_path / "cache"
+    yield tmp_path / "cache" / "native"
     build.library.cache_clear()
 
 

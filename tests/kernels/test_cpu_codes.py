@@ -4,6 +4,7 @@ of codes, on every kind of processor that the source knows."""
 from __future__ import annotations
 
 import ctypes
+import os
 import random
 import shutil
 import subprocess
@@ -240,7 +241,7 @@ def nothing_compiled(monkeypatch, tmp_path):
     source = tmp_path / "answer.cpp"
     source.write_text('extern "C" int answer() { return 42; }\n')
     build.library.cache_clear()
-    yield source, tmp_path / "cache"
+    yield source, tmp_path / "cache" / "native"
     build.library.cache_clear()
 
 
@@ -290,13 +291,14 @@ def test_a_file_of_another_user_is_not_opened(nothing_compiled, monkeypatch):
     assert compiled_again(monkeypatch, source)
     (file,) = kept.iterdir()
     assert build._is_ours(file)
-    monkeypatch.setattr(build.os, "getuid", lambda: file.stat().st_uid + 1)
+    monkeypatch.setattr(os, "geteuid", lambda: file.stat().st_uid + 1)
     assert not build._is_ours(file)
 
 
 @needs_compiler
 def test_where_nothing_can_be_kept_this_process_has_it_all_the_same(nothing_compiled, monkeypatch):
     source, kept = nothing_compiled
+    kept.parent.mkdir()
     kept.write_text("a file is in the way")
     assert compiled_again(monkeypatch, source) and compiled_again(monkeypatch, source)
 

@@ -20,7 +20,6 @@ import logging
 import os
 import re
 import shutil
-import stat
 import sys
 import tempfile
 import time
@@ -30,11 +29,12 @@ from pathlib import Path
 import torch
 
 from workbench.errors import WorkbenchError
-from workbench.files import cache_folder, read_json_object, replacing, write_text, writing
+from workbench.files import cache_folder, read_json_object, replacing, write_text
 from workbench.models import one_call, parts
 from workbench.models.config import ModelConfig
 from workbench.models.one_call import OneCall, StepParts
 from workbench.native import compiler as compilers
+from workbench.native.private import make_private, why_not_ours
 
 Say = Callable[[str], None]
 LARGEST_BYTES = 128 << 20  # of all libraries together; a library has some megabytes
@@ -59,7 +59,7 @@ def ready_step(given: StepParts, config: ModelConfig, stored: torch.dtype, name:
     key = hashlib.sha256("\n".join(depends).encode()).hexdigest()[:24]
     place = folder()
     try:
-        _make_private(place)
+        make_private(place)
         kept_step, trouble = _kept(place, key, depends, given)
     except WorkbenchError as error:
         return _compiled(given, config, stored, compiler, None, key, depends, _saying(name, say, str(error), None))
@@ -137,39 +137,19 @@ def _surroundings(given: StepParts, compiler: str) -> list[str]:
 # -- the folder ------------------------------------------------------------------------------------------------------
 
 
-def _make_private(place: Path) -> None:
-    """Make the folder, for this user alone. Raises WorkbenchError where it is another's, or others may write to it."""
-    with writing(place):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.mkdir(mode=0o700, exist_ok=True)
-        if trouble := _not_ours(place.lstat(), stat.S_ISDIR):
-            raise WorkbenchError(f"the folder {place} {trouble}, so no code is taken from it or kept there")
-
-
-def _not_ours(found: os.stat_result, kind: Callable[[int], bool]) -> str:
-    """Why this cannot be trusted; "" where it belongs to this user and nobody else may write to it."""
-    if not kind(found.st_mode):
-        return "is a link, or no file or folder of the kind expected"
-    if found.st_uid != os.geteuid():
-        return f"belongs to the user with number {found.st_uid}"
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return "may be written to by others"
-    return ""
-
-
 def _kept(place: Path, key: str, depends: list[str], given: StepParts) -> tuple[OneCall | None, str]:
     """(the step of that name, "") or (None, what is wrong with it, "" where there is none)."""
     manifest = place / f"{key}.json"
     if not os.path.lexists(manifest):
         return None, ""
     try:
-        if trouble := _not_ours(manifest.lstat(), stat.S_ISREG):
+        if trouble := why_not_ours(manifest):
             raise WorkbenchError(trouble)
         about = read_json_object(manifest, "its manifest")
         library, digest = about.get("library"), about.get("sha256")
         if about.get("depends_on") != depends or not isinstance(library, str) or Path(library).name != library:
             raise WorkbenchError("is of something else")
-        if trouble := _not_ours((place / library).lstat(), stat.S_ISREG):
+        if trouble := why_not_ours(place / library):
             raise WorkbenchError(f"has a library that {trouble}")
         if hashlib.sha256((place / library).read_bytes()).hexdigest() != digest:
             raise WorkbenchError("has a library that is damaged")

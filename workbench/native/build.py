@@ -1,9 +1,10 @@
 """Compiling a C++ file: once per machine, with the C++ compiler that is there, or a reason why not.
 
-A library lies in the user's folder for caches. Its name holds a digest of everything it depends on (source, flags,
-compiler, processor) and one of its own bytes: a damaged file is not the one that its name says, and is compiled again.
-So is a file that another user could have changed. Two processes that compile at once each write one of their own, and
-the last one stays; where nothing can be written the library is compiled for this process alone.
+A library lies in a folder of the user's caches where this user alone may write. Its name holds a digest of everything
+it depends on (source, flags, compiler, processor) and one of its own bytes: a damaged file is not the one that its name
+says, and is compiled again. So is a file that another user could have changed. Two processes that compile at once each
+write one of their own, and the last one stays; where nothing can be written the library is compiled for this process
+alone.
 
 It is opened with ctypes, which needs neither headers of torch nor a build system; its OpenMP is the one that torch has
 loaded, and so its threads are torch's.
@@ -14,7 +15,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import os
 import stat
 import subprocess
 import tempfile
@@ -23,6 +23,7 @@ from pathlib import Path
 from workbench.errors import WorkbenchError
 from workbench.files import cache_folder, write_bytes
 from workbench.native import compiler as compilers
+from workbench.native.private import make_private, why_not_ours
 
 FLAGS = ("-std=gnu++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 COMPILE_S = 120  # longer, and the compiler hangs
@@ -35,7 +36,7 @@ def library(source: Path) -> ctypes.CDLL | str:
     if missing or compiler is None:
         return missing
     try:
-        folder, name = cache_folder(), f"{source.stem}-{_key(source, compiler)}"
+        folder, name = cache_folder() / "native", f"{source.stem}-{_key(source, compiler)}"
         kept = next((file for file in sorted(folder.glob(f"{name}-*.so")) if _is_ours(file)), None)
         return _compiled(source, compiler, folder, name) if kept is None else ctypes.CDLL(str(kept))
     except (OSError, WorkbenchError, subprocess.SubprocessError) as error:
@@ -56,10 +57,8 @@ def _digest(data: bytes) -> str:
 
 def _is_ours(file: Path) -> bool:
     """Whether it holds what its name says, and nobody but this user could have written it or put it there."""
-    for place in (file, file.parent):
-        state = place.lstat()
-        if stat.S_ISLNK(state.st_mode) or state.st_uid != os.getuid() or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            return False
+    if why_not_ours(file.parent, stat.S_ISDIR) or why_not_ours(file):
+        return False
     return file.stem.rpartition("-")[2] == _digest(file.read_bytes())
 
 
@@ -74,7 +73,8 @@ def _compiled(source: Path, compiler: str, folder: Path, name: str) -> ctypes.CD
         data = fresh.read_bytes()
         kept = folder / f"{name}-{_digest(data)}.so"
         try:
-            write_bytes(kept, data, mode=0o755)
+            make_private(folder)
+            write_bytes(kept, data, mode=0o700)
         except WorkbenchError:  # the next process compiles again, and this one has what it needs
             return ctypes.CDLL(str(fresh))
         return ctypes.CDLL(str(kept if _is_ours(kept) else fresh))
