@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import html as python_html
+import itertools
 import re
 import time
 from html.parser import HTMLParser
@@ -276,7 +277,11 @@ def test_a_run_is_seen_to_move_and_little_of_its_time_is_spent_on_drawing(waitin
     """Drawings that take 50 ms and longer are at least 200 ms apart; the last one shows all there is."""
 
     def quick(bench, *, n):
-        for i in range(n):
+        """At least `n` measurements, and as many more as a busy machine needs to draw twice meanwhile."""
+        until = time.monotonic() + 60
+        for i in itertools.count():
+            if i >= n and (len(drawings) >= 4 or time.monotonic() > until):
+                return
             time.sleep(0.01)
             yield bench.measurement(name="test.wait", settings={"n": n}, samples=[float(i)], unit="s")
 
@@ -292,9 +297,10 @@ def test_a_run_is_seen_to_move_and_little_of_its_time_is_spent_on_drawing(waitin
     monkeypatch.setattr(style, "svg", lambda figure: b"")
     monkeypatch.setattr(Wait, "view", slow)
     monkeypatch.setattr(waiting, "experiment", dataclasses.replace(waiting.experiment, run=quick))
-    waiting.run(n=150)
-    assert drawings[-1][0] == 150
-    live = [drawing for drawing in drawings if 0 < drawing[0] < 150]
+    waiting.run(n=100)
+    last = drawings[-1][0]
+    assert last == len(waiting.measurements) >= 100
+    live = [drawing for drawing in drawings if 0 < drawing[0] < last]
     assert len(live) >= 2
     assert all(later[1] - former[2] >= 0.2 for former, later in pairwise(live))
 
