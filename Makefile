@@ -19,6 +19,8 @@ $(foreach name,LAB FAST COVERAGE PORT BROWSER,$(if $(filter environment%,$(origi
 # Measurements in notebooks are cut short: WORKBENCH_BRIEF=1 (claims about the code choose their own settings).
 PYTEST   := env WORKBENCH_BRIEF=1 $(BIN)/python $(if $(COVERAGE),-m coverage run )-m pytest --durations=5 -n 3 --dist loadfile --no-loadscope-reorder \
             --nbval-lax --nbval-current-env --nbval-cell-timeout=180
+# Everything, and once more alone what failed beside others, if that is little; it is said (tests/tools/once_more.py).
+ONCE_MORE := $(BIN)/python tests/tools/once_more.py
 LINT     := name=lint;   part "ruff check" $(BIN)/ruff check .; \
             name=format; part "ruff format --check" $(BIN)/ruff format --check .;
 TYPES    := name=types;  part "mypy" $(BIN)/python tests/tools/type_check.py;
@@ -43,7 +45,7 @@ else
 PARTS     = $(LINT) $(TYPES) \
 	name="built files"; part "workbench build --check" $(BIN)/workbench build --check; \
 	name=tests;         part "pytest: claims about the code, every cell of every notebook, JupyterLab in a real browser" \
-	  $(PYTEST) tests $(LECTURES) solutions;
+	  $(ONCE_MORE) tests $(LECTURES) solutions -- $(PYTEST);
 endif
 
 ifdef COVERAGE
