@@ -27,6 +27,7 @@ import torch
 from workbench.errors import WorkbenchError
 from workbench.experiments.contract import Experiment, Setting
 from workbench.experiments.greedy import ROUNDING, Tokens, check_greedy
+from workbench.experiments.in_transformers import in_transformers
 from workbench.experiments.inputs import plain, shape_of, text_ids
 from workbench.generation import generate
 from workbench.instruments.costs import decode_costs, predict
@@ -176,11 +177,10 @@ def _ours(model) -> Callable[[Tokens, int], Tokens]:
 
 
 def _transformers(bench: Bench, folder: Path, dtype: torch.dtype, compiled: bool) -> Iterator[Engine]:
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    from transformers import AutoModelForCausalLM, GenerationConfig
-
     def contender(cache: str | None, compile_it: bool) -> Callable[[Tokens, int], Tokens]:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+        model = in_transformers(folder, dtype)
+        from transformers import GenerationConfig
+
         if compile_it:
             model.forward = torch.compile(model.forward)
 

@@ -131,7 +131,7 @@ def _name(model: Any) -> str:
 
 
 def _words(levels: Levels, steps: Mapping[str, Measurement]) -> list[str]:
-    (first, a), (last, b) = next(iter(steps.items())), next(reversed(steps.items()))
+    (first, a), (last, b) = next(iter(steps.items())), next(reversed(list(steps.items())))
     said = [f"Measured for {_asked(a.settings)}."]
     if first != last:
         said.append(
@@ -257,9 +257,9 @@ def _draw_level(
     low, high = (0.0, after) if fall is None else sorted((before, after))
     colour = style.INK if fall is None else COLOURS[fall.cause]
     rises = fall is not None and fall.seconds < 0
-    look = (
-        {"edgecolor": LOST, "hatch": "////", "linewidth": 1.4} if rises else {"edgecolor": style.INK, "linewidth": 0.6}
-    )
+    look: dict[str, Any] = {"edgecolor": style.INK, "linewidth": 0.6}
+    if rises:
+        look = {"edgecolor": LOST, "linewidth": 1.4, "hatch": "////"}
     [drawn] = axes.barh(y, high - low, left=low, height=0.62, color=colour, zorder=3, **look)
     tell(drawn, f"to {milliseconds(after)}" if fall is None else f"{fall.cause}: {MEANS[fall.cause]}")
     axes.plot([after] * 2, [y, y + 1], color=style.INK, linewidth=0.9, zorder=2)
