@@ -6,7 +6,9 @@ compiled step gives the tokens of the Decoder is claimed in tests/engine/test_on
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import sys
 from collections.abc import Iterator
 from functools import partial
 
@@ -44,11 +46,16 @@ TICK = 2.0**-12  # seconds: sums of such times are exact
 TAKES = dict(zip(WAYS, (40, 28, 16, 19, 6)))  # ticks of a step: packed weights are slower here
 
 
+READ_TICKS = 5
+
+
 class OurClock(DataSheetBench):
-    """A step of a way takes its ticks, and one more in every second round."""
+    """A step of a way takes its ticks, and one more in every second round; a plain read always as many."""
 
     def measure(self, function, *, repeats, warmup=1):
         function()
+        if not isinstance(function, partial):
+            return [READ_TICKS * TICK]
         one = function.func.__self__
         return [TIMED * TICK * (TAKES[one.way.name] + len(one.samples) % 2)]
 
@@ -149,6 +156,8 @@ def test_the_cached_tokens_are_the_mean_over_the_timed_steps(model, rounds, monk
 
     class Noting(OurClock):
         def measure(self, function, *, repeats, warmup=1):
+            if not isinstance(function, partial):
+                return super().measure(function, repeats=repeats, warmup=warmup)
             first = len(function.func.__self__.tokens)
             taken = super().measure(function, repeats=repeats, warmup=warmup)
             after = len(function.func.__self__.tokens)
@@ -274,8 +283,6 @@ def test_a_gpu_and_a_text_beyond_the_context_are_refused_before_a_model_is_loade
 
 
 def test_a_profiler_at_work_is_said():
-    import sys
-
     sys.setprofile(lambda *a: None)
     try:
         with pytest.raises(WorkbenchError, match="one is at work already"):
@@ -306,16 +313,43 @@ def words(made: list[Measurement], model) -> str:
 def test_a_bar_that_goes_up_is_said_to_and_one_that_goes_down_is_not(runs, model):
     said = words(runs[NAME], model)
     assert "packed weights is slower here than what stands before it, by 732 µs" in said
+    assert "its bar first takes back the 732 µs of the packed ones" in said
     assert "prepared is slower" not in said and "The largest cause is Python and dispatch, 3.17 ms." in said
     assert "Counted in a step: " in said and "Left out" not in said
 
 
-def test_a_step_below_the_ceiling_is_said_to_come_from_a_cache(runs, model):
-    import dataclasses
+def test_a_bar_that_rounds_do_not_agree_on_is_no_cause(runs, model):
+    """The largest fall, in one of two rounds only."""
+    noisy = [
+        dataclasses.replace(m, samples=[-27 * TICK, 27 * TICK]) if m.settings.get("to") == ONE_CALL else m
+        for m in runs[NAME]
+    ]
+    said = words(noisy, model)
+    assert "Within what rounds differ by: Python and dispatch." in said
+    assert "The largest cause is general code, 2.93 ms." in said
+    every = [dataclasses.replace(m, samples=[-1.0, 1.0]) if "to" in m.settings else m for m in runs[NAME]]
+    assert "No bar falls by more than rounds differ." in words(every, model)
 
+
+def test_a_step_below_the_ceiling_is_said_to_come_from_a_cache(runs, model):
     slow = [dataclasses.replace(m, samples=[1.0]) if m.settings["part"] == "ceiling" else m for m in runs[NAME]]
     assert "below the ceiling: some of its bytes came from a cache" in words(slow, model)
     assert "Left unexplained: " in words(runs[NAME], model)
+
+
+@pytest.mark.parametrize(
+    ("read_s", "said"),
+    [(1.0, "1 × that: about as fast"), (2.0, "2 × that: slower than when"), (0.5, "0.5 × that: faster than memory")],
+)
+def test_a_plain_read_in_the_same_rounds_says_whether_the_ceiling_holds_now(runs, model, read_s, said):
+    own = {"ceiling": 1.0, "read": read_s}
+    made = [
+        dataclasses.replace(m, samples=[own[m.settings["part"]]]) if m.settings["part"] in own else m
+        for m in runs[NAME]
+    ]
+    assert said in words(made, model)
+    [read] = [m for m in runs[NAME] if m.settings["part"] == "read"]
+    assert read.samples == [READ_TICKS * TICK] * 2
 
 
 def test_reasons_are_under_the_picture_and_each_cause_has_a_colour_and_a_meaning(model, monkeypatch, quick):

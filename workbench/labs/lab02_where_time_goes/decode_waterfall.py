@@ -7,6 +7,8 @@ from functools import partial
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+
 from workbench.errors import WorkbenchError
 from workbench.experiments.contract import Experiment, Limits, Setting
 from workbench.experiments.greedy import ROUNDING, check_greedy
@@ -126,8 +128,8 @@ class _Steps:
 
 
 def run_decode_waterfall(bench: Bench, *, model, weights: str, context: int, rounds: int) -> Iterator[Measurement]:
-    """The ceiling (unit "s", computed), whose settings say what was left out and why; then a step of each way (all
-    rounds); then what lies between neighbours, round by round; then what is left above the ceiling.
+    """All in seconds: the ceiling, computed, whose settings say what was left out and why; a plain read of as many bytes;
+    a step of each way, a sample a round; what lies between neighbours, round by round; what is left above the ceiling.
 
     Raises WorkbenchError on a GPU, where other ways exist, and where a way's tokens are not greedy.
     """
@@ -144,15 +146,17 @@ def run_decode_waterfall(bench: Bench, *, model, weights: str, context: int, rou
     decoder = loaded(bench, model, weights)
     prompt = text_ids(decoder, context)
     taken, left_out = _ready(bench, decoder, prompt, count)
+    read, ceiling_s = ceiling_of(ceilings, costs)
+    as_many, reads = torch.ones(int(read) // 4), list[float]()
     for number in range(rounds):
         bench.report(f"round {number + 1} of {rounds}")
         with exclusive(bench.check_stop):
+            reads.append(bench.measure(as_many.sum, repeats=1)[0])
             for one in taken:
                 one.take(UNTIMED)
                 one.samples.append(bench.measure(partial(one.take, TIMED), repeats=1, warmup=0)[0] / TIMED)
     checks = _verified(bench, decoder, prompt, taken, count)
     shared = {**plain(settings), "cached_tokens": cached_tokens(context, rounds)}
-    read, ceiling_s = ceiling_of(ceilings, costs)
     yield bench.measurement(
         name="time.decode_waterfall",
         settings={**shared, "part": "ceiling", "left_out": left_out},
@@ -160,6 +164,14 @@ def run_decode_waterfall(bench: Bench, *, model, weights: str, context: int, rou
         unit="s",
         counts={"bytes": read},
         check="computed: the bytes of weights and cache over the measured read bandwidth",
+    )
+    yield bench.measurement(
+        name="time.decode_waterfall",
+        settings={**shared, "part": "read"},
+        samples=reads,
+        unit="s",
+        counts={"bytes": read},
+        check="a sum over as many bytes, once a round, right after one that is thrown away",
     )
     for one, check in zip(taken, checks):
         prediction = predicted.get(one.way.name)
@@ -251,10 +263,10 @@ EXPERIMENT = Experiment(
     lab=2,
     question="From transformers' step to reading the weights once: what does each cause take?",
     how=f"one text, continued greedily by each way with a cache of its own; in a round each takes {UNTIMED} untimed and"
-    f" {TIMED} timed steps, one way after the other. A bar is the difference of two medians, its spread that of the"
-    " differences within a round. Every token is held to the plain Decoder without a cache. transformers' step is its"
-    " model and an argmax; the others go through `generate`, which also keeps log-probabilities and text. Operations"
-    " and Python calls are counted in steps of their own. On a CPU.",
+    f" {TIMED} timed steps, one way after the other, after a plain read of as many bytes. A bar is the difference of"
+    " two medians, its spread that of the differences within a round. Every token is held to the plain Decoder without a"
+    " cache. transformers' step is its model and an argmax; the others go through `generate`, which also keeps"
+    " log-probabilities and text. Operations and Python calls are counted in steps of their own. On a CPU.",
     settings=(
         Setting(
             "model",

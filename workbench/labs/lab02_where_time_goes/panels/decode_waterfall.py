@@ -30,7 +30,7 @@ from workbench.panels.plots import LOST, PALE, listed, name
 from workbench.panels.stage import tell
 from workbench.panels.style import milliseconds
 from workbench.panels.view import View
-from workbench.panels.words import spread_words
+from workbench.panels.words import OFF_BY, spread_words
 
 COLOURS = {
     CAUSES[DECODER]: "#3B2066",
@@ -48,10 +48,11 @@ MEANS = {
 }
 HERE = {  # what may make it so, where taking a cause away made the step slower
     DECODER: "ours has operations of its own, and `generate` keeps more than tokens",
-    PREPARED: "on this processor the larger operations gain nothing",
-    PACKED: "at these sizes this processor reads rows as they are faster than blocks",
-    ONE_CALL: "what the compiler wrote reads the weights more slowly than the products before it",
+    PREPARED: "larger operations may gain nothing on this processor",
+    PACKED: "rows as they are may be read faster than blocks, at these sizes on this processor",
+    ONE_CALL: "what the compiler wrote may read weights more slowly than the products before it",
 }
+READ = "a plain sum over as many bytes"
 RIGHT = 1.7  # room for words beside the bars, in lengths of the longest
 
 
@@ -80,7 +81,7 @@ class DecodeWaterfallPanel(Panel):
         read, once_s = ceiling_of(self.ceilings(), costs)
         promised = {way: one.seconds for way, one in by_way.items()}
         steps, causes = _steps(self.measurements), _causes(self.measurements)
-        taken = next((m for m in self.measurements if m.settings["part"] == "ceiling"), None)
+        taken, read_now = (_part(self.measurements, part) for part in ("ceiling", "read"))
         if steps:
             promised = {way: m.predicted for way, m in steps.items() if m.predicted}
         ceiling_s = taken.median if steps and taken else once_s
@@ -96,7 +97,7 @@ class DecodeWaterfallPanel(Panel):
         title = "one decode step (×: times reading once, dashed)"
         return view(
             Drawing(partial(_draw, levels=levels, title=title), _alt(levels), title),
-            table=_table(levels, steps, causes),
+            table=_table(levels, steps, causes, read_now),
             caption=f"One decode step of {_name(settings['model'])}, {settings['weights']}, greedy, one sequence"
             + ("" if steps else "; Run measures it"),
             words=[
@@ -104,6 +105,7 @@ class DecodeWaterfallPanel(Panel):
                 f" {listed([f'{way} {milliseconds(one.seconds)}' for way, one in by_way.items()])}; reading"
                 f" {readable_bytes(read)} of weights and cache once, {milliseconds(once_s)}.",
                 *(_words(levels, steps) if steps else []),
+                *_read(levels, read_now if steps else None),
                 *_left_out(taken),
             ],
             height=4.7,
@@ -113,6 +115,10 @@ class DecodeWaterfallPanel(Panel):
 def _steps(measured: Sequence[Measurement]) -> dict[str, Measurement]:
     found = {m.settings["way"]: m for m in measured if m.settings["part"] == "step"}
     return {way: found[way] for way in WAYS if way in found}
+
+
+def _part(measured: Sequence[Measurement], part: str) -> Measurement | None:
+    return next((m for m in measured if m.settings["part"] == part), None)
 
 
 def _causes(measured: Sequence[Measurement]) -> dict[str, Measurement]:
@@ -140,7 +146,7 @@ def _words(levels: Levels, steps: Mapping[str, Measurement]) -> list[str]:
         )
         said.append(_sizes(levels))
         said += [
-            f"{fall.to} is slower here than what stands before it, by {milliseconds(-fall.seconds)}: {HERE[fall.to]}."
+            f"{fall.to} is slower here than what stands before it, by {milliseconds(-fall.seconds)}; {HERE[fall.to]}."
             for fall in levels.falls
             if fall.to in HERE and fall.seconds < 0 and not _unsure(levels, fall)
         ]
@@ -160,15 +166,21 @@ def _unsure(levels: Levels, fall: Fall) -> bool:
 
 
 def _sizes(levels: Levels) -> str:
-    between = [fall for fall in levels.falls if fall.cause != LEFT]
-    largest = max(between, key=lambda fall: fall.seconds)
-    unsure = [fall.cause for fall in between if _unsure(levels, fall)]
-    said = (
-        f"The largest cause is {largest.cause}, {milliseconds(largest.seconds)}."
-        if largest.seconds > 0
-        else "Nothing that was taken away made it faster."
-    )
-    return said + (f" Within what rounds differ by: {listed(unsure)}." if unsure else "")
+    between = {fall.to: fall for fall in levels.falls if fall.cause != LEFT}
+    unsure = [fall.cause for fall in between.values() if _unsure(levels, fall)]
+    sure = [fall for fall in between.values() if fall.cause not in unsure and fall.seconds > 0]
+    said = "No bar falls by more than rounds differ."
+    if sure:
+        largest = max(sure, key=lambda fall: fall.seconds)
+        said = f"The largest cause is {largest.cause}, {milliseconds(largest.seconds)}."
+    if unsure:
+        said += f" Within what rounds differ by: {listed(unsure)}."
+    if ONE_CALL in between and PACKED in between and between[PACKED].seconds < 0:
+        said += (
+            f" One call reads weights as they are, so its bar first takes back the"
+            f" {milliseconds(-between[PACKED].seconds)} of the packed ones."
+        )
+    return said
 
 
 def _left(levels: Levels, last: str, step: Measurement) -> str:
@@ -184,13 +196,28 @@ def _left(levels: Levels, last: str, step: Measurement) -> str:
     )
 
 
+def _read(levels: Levels, now: Measurement | None) -> list[str]:
+    """How a plain read of as many bytes did in the same rounds: whether the ceiling holds now."""
+    if now is None:
+        return []
+    share = now.median / levels.ceiling_s
+    means = "about as fast as when the bandwidth was measured"
+    if share > OFF_BY:
+        means = "slower than when the bandwidth was measured, and so is every step beside it"
+    elif share < 1 / OFF_BY:
+        means = "faster than memory: so many bytes stay in a cache, or the bandwidth was measured on a busy machine"
+    return [
+        f"In the same rounds a sum over as many bytes took {milliseconds(now.median)}, {share:.2g} × that: {means}."
+    ]
+
+
 def _left_out(taken: Measurement | None) -> list[str]:
     reasons: Mapping[str, str] = taken.settings["left_out"] if taken else {}
     return [f"Left out: {'; '.join(f'{way}, because {why}' for way, why in reasons.items())}."] if reasons else []
 
 
 def _table(
-    levels: Levels, steps: Mapping[str, Measurement], causes: Mapping[str, Measurement]
+    levels: Levels, steps: Mapping[str, Measurement], causes: Mapping[str, Measurement], read_now: Measurement | None
 ) -> tuple[list[str], list[list[str]]]:
     header = ["step", "operations", "Python calls", "weights read", "cache read", "here", "of reading once"]
     header += ["taken away", "by it", "round by round", "predicted", "recorded"]
@@ -212,6 +239,8 @@ def _table(
             counted += [readable_bytes(m.counts[key]) for key in ("weight_bytes", "kv_bytes")]
         rows.append(row(way, [*counted, spread_words(m), levels.ratio(m.median) if m else ""]))
     rows.append(row(CEILING, ["", "", "", "", milliseconds(levels.ceiling_s), levels.ratio(levels.ceiling_s)]))
+    if read_now is not None:
+        rows.append(row(READ, ["", "", "", "", spread_words(read_now), levels.ratio(read_now.median)]))
     return header, rows
 
 
