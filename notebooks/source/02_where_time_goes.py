@@ -1053,7 +1053,7 @@ say(
 # 2. **our Decoder**: code for this model alone, with a cache that is written in place.
 # 3. **prepared**: products with the same input are joined, so there are fewer and larger operations.
 # 4. **packed weights**: the same weights in the layout that oneDNN's products read. On some processors this bar goes *up*:
-#    rows as they are were read as fast.
+#    blocks are not faster than rows everywhere.
 # 5. **one call**: the whole step compiled, the choice of the token in it. Between two operations there is no Python left,
 #    and no dispatch.
 # 6. **reading once**: the ceiling, all bytes of weights and cache at the bandwidth of this machine.
@@ -1107,9 +1107,9 @@ table(
 )
 
 # %% [markdown]
-# Read causes off the counts as well as off the clock: the bytes of weights are the same in every row, and what falls are
-# calls. `random-110m`, which the panel offers too, has ten times the bytes for twice the operations, so its calls weigh
-# less.
+# Read causes off the counts as well as off the clock: the bytes of weights are the same in every row, and what falls, at
+# *prepared* and at *one call*, are calls. `random-110m`, which the panel offers too, has ten times the bytes for twice the
+# operations, so its calls weigh less.
 
 # %% [markdown]
 # # What it costs in dollars

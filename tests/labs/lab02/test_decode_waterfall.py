@@ -41,7 +41,7 @@ from workbench.labs.lab02_where_time_goes.ways import (
 )
 
 NAME = "time.decode_waterfall"
-SMALL = {NAME: {"context": 16, "rounds": 2}}
+SMALL = {NAME: {"context": 16, "repeats": 2}}
 TICK = 2.0**-12  # seconds: sums of such times are exact
 TAKES = dict(zip(WAYS, (40, 28, 16, 19, 6)))  # ticks of a step: packed weights are slower here
 
@@ -149,8 +149,8 @@ def test_differences_are_of_the_same_round_and_the_last_is_above_the_ceiling(run
     assert causes[CEILING].samples == [(6 + odd) * TICK - ceiling.median for odd in (0, 1)]
 
 
-@pytest.mark.parametrize("rounds", [1, 2, 7])
-def test_the_cached_tokens_are_the_mean_over_the_timed_steps(model, rounds, monkeypatch, quick):
+@pytest.mark.parametrize("repeats", [1, 2, 7])
+def test_the_cached_tokens_are_the_mean_over_the_timed_steps(model, repeats, monkeypatch, quick):
     """Of a way that notes how many tokens are in front of each token it gives."""
     seen: list[int] = []
 
@@ -164,9 +164,9 @@ def test_the_cached_tokens_are_the_mean_over_the_timed_steps(model, rounds, monk
             seen.extend(16 + token - 1 for token in range(first, after))  # the last token is not cached yet
             return taken
 
-    counts = [m.settings["cached_tokens"] for m in run(model, Noting(), rounds=rounds)]
-    assert set(counts) == {sum(seen) / len(seen)} == {cached_tokens(16, rounds)}
-    assert len(seen) == TIMED * rounds * 4
+    counts = [m.settings["cached_tokens"] for m in run(model, Noting(), repeats=repeats)]
+    assert set(counts) == {sum(seen) / len(seen)} == {cached_tokens(16, repeats)}
+    assert len(seen) == TIMED * repeats * 4
 
 
 # -- counts ------------------------------------------------------------------------------------------------------
@@ -339,7 +339,11 @@ def test_a_step_below_the_ceiling_is_said_to_come_from_a_cache(runs, model):
 
 @pytest.mark.parametrize(
     ("read_s", "said"),
-    [(1.0, "1 × that: about as fast"), (2.0, "2 × that: slower than when"), (0.5, "0.5 × that: faster than memory")],
+    [
+        (1.0, "1 × the ceiling: about as fast"),
+        (2.0, "2 × the ceiling: slower than when"),
+        (0.5, "0.5 × the ceiling: faster than memory"),
+    ],
 )
 def test_a_plain_read_in_the_same_rounds_says_whether_the_ceiling_holds_now(runs, model, read_s, said):
     own = {"ceiling": 1.0, "read": read_s}

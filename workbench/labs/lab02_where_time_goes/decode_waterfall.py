@@ -66,14 +66,14 @@ def falls(levels: Mapping[str, float], ceiling_s: float) -> list[Fall]:
 # -- what is counted and predicted -------------------------------------------------------------------------------
 
 
-def new_tokens(rounds: int) -> int:
+def new_tokens(repeats: int) -> int:
     """Tokens that each way generates: that of the prompt, and one a step."""
-    return 1 + BEFORE + rounds * (UNTIMED + TIMED)
+    return 1 + BEFORE + repeats * (UNTIMED + TIMED)
 
 
-def cached_tokens(context: int, rounds: int) -> int:
+def cached_tokens(context: int, repeats: int) -> int:
     """Tokens in the cache before a timed step, the mean over all of them: the text grows by one in every step."""
-    each_round = range(BEFORE + UNTIMED, new_tokens(rounds) - 1, UNTIMED + TIMED)
+    each_round = range(BEFORE + UNTIMED, new_tokens(repeats) - 1, UNTIMED + TIMED)
     steps = [first + step for first in each_round for step in range(TIMED)]
     return context + sum(steps) // len(steps)
 
@@ -85,10 +85,10 @@ def ceiling_of(ceilings: Ceilings, costs: StepCosts) -> tuple[float, float]:
 
 
 def expected(
-    ceilings: Ceilings, *, model: str | Decoder, weights: str, context: int, rounds: int
+    ceilings: Ceilings, *, model: str | Decoder, weights: str, context: int, repeats: int
 ) -> tuple[StepCosts, dict[str, Prediction]]:
     """(what a prepared step costs, {way: prediction} of those ways that can be predicted)."""
-    cached = cached_tokens(context, rounds)
+    cached = cached_tokens(context, repeats)
     costs, prepared = decode_step(ceilings, model, batch=1, context=cached, weights=weights)
     as_written = decode_costs(
         shape_of(model),
@@ -127,8 +127,8 @@ class _Steps:
         self.tokens.extend(islice(self._coming, count))
 
 
-def run_decode_waterfall(bench: Bench, *, model, weights: str, context: int, rounds: int) -> Iterator[Measurement]:
-    """All in seconds: the ceiling, computed, whose settings say what was left out and why; a plain read of as many bytes;
+def run_decode_waterfall(bench: Bench, *, model, weights: str, context: int, repeats: int) -> Iterator[Measurement]:
+    """All in seconds: the ceiling, computed; its settings say what was left out and why. A plain read of as many bytes;
     a step of each way, a sample a round; what lies between neighbours, round by round; what is left above the ceiling.
 
     Raises WorkbenchError on a GPU, where other ways exist, and where a way's tokens are not greedy.
@@ -138,25 +138,25 @@ def run_decode_waterfall(bench: Bench, *, model, weights: str, context: int, rou
             f"the ways of this waterfall are those of a CPU, and the bench is on {bench.device}; run kernels.graphs"
             ' there, or time.decode_waterfall on "cpu"'
         )
-    count = new_tokens(rounds)
+    count = new_tokens(repeats)
     fits_context(shape_of(model), context + count)
     ceilings = bench.ceilings()
     settings = {"model": model, "weights": weights, "context": context}
-    costs, predicted = expected(ceilings, **settings, rounds=rounds)
+    costs, predicted = expected(ceilings, **settings, repeats=repeats)
     decoder = loaded(bench, model, weights)
     prompt = text_ids(decoder, context)
     taken, left_out = _ready(bench, decoder, prompt, count)
     read, ceiling_s = ceiling_of(ceilings, costs)
     as_many, reads = torch.ones(int(read) // 4), list[float]()
-    for number in range(rounds):
-        bench.report(f"round {number + 1} of {rounds}")
+    for number in range(repeats):
+        bench.report(f"round {number + 1} of {repeats}")
         with exclusive(bench.check_stop):
             reads.append(bench.measure(as_many.sum, repeats=1)[0])
             for one in taken:
                 one.take(UNTIMED)
                 one.samples.append(bench.measure(partial(one.take, TIMED), repeats=1, warmup=0)[0] / TIMED)
     checks = _verified(bench, decoder, prompt, taken, count)
-    shared = {**plain(settings), "cached_tokens": cached_tokens(context, rounds)}
+    shared = {**plain(settings), "cached_tokens": cached_tokens(context, repeats)}
     yield bench.measurement(
         name="time.decode_waterfall",
         settings={**shared, "part": "ceiling", "left_out": left_out},
@@ -254,8 +254,8 @@ def _differences(
     )
 
 
-def _limits(*, model: str | Decoder, rounds: int, **_: Any) -> Limits:
-    return {"context": shape_of(model).context_length - new_tokens(rounds)}
+def _limits(*, model: str | Decoder, repeats: int, **_: Any) -> Limits:
+    return {"context": shape_of(model).context_length - new_tokens(repeats)}
 
 
 EXPERIMENT = Experiment(
@@ -264,8 +264,8 @@ EXPERIMENT = Experiment(
     question="From transformers' step to reading the weights once: what does each cause take?",
     how=f"one text, continued greedily by each way with a cache of its own; in a round each takes {UNTIMED} untimed and"
     f" {TIMED} timed steps, one way after the other, after a plain read of as many bytes. A bar is the difference of"
-    " two medians, its spread that of the differences within a round. Every token is held to the plain Decoder without a"
-    " cache. transformers' step is its model and an argmax; the others go through `generate`, which also keeps"
+    " two medians, its spread that of the differences within a round. Every token is held to the plain Decoder without"
+    " a cache. transformers' step is its model and an argmax; the others go through `generate`, which also keeps"
     " log-probabilities and text. Operations and Python calls are counted in steps of their own. On a CPU.",
     settings=(
         Setting(
@@ -277,7 +277,7 @@ EXPERIMENT = Experiment(
         ),
         WEIGHTS,
         Setting("context", 256, "choice", choices=CONTEXTS[:7], unit="tokens", help="cached when the steps begin"),
-        Setting("rounds", 15, "int", 1, 50, brief=2, help="each way once a round"),
+        Setting("repeats", 15, "int", 1, 50, brief=2, help="rounds; in each, each way once"),
     ),
     run=run_decode_waterfall,
     limits=_limits,

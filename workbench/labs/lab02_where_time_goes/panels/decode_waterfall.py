@@ -94,7 +94,7 @@ class DecodeWaterfallPanel(Panel):
             {way: m.median for way, m in _steps(self.record).items()},
             promised,
         )
-        title = "one decode step (×: times reading once, dashed)"
+        title = "one decode step; × of reading once (blue); dashes: predicted"
         return view(
             Drawing(partial(_draw, levels=levels, title=title), _alt(levels), title),
             table=_table(levels, steps, causes, read_now),
@@ -203,12 +203,11 @@ def _read(levels: Levels, now: Measurement | None) -> list[str]:
     share = now.median / levels.ceiling_s
     means = "about as fast as when the bandwidth was measured"
     if share > OFF_BY:
-        means = "slower than when the bandwidth was measured, and so is every step beside it"
+        means = "slower than when the bandwidth was measured, and the steps of these rounds are likely to be, too"
     elif share < 1 / OFF_BY:
         means = "faster than memory: so many bytes stay in a cache, or the bandwidth was measured on a busy machine"
-    return [
-        f"In the same rounds a sum over as many bytes took {milliseconds(now.median)}, {share:.2g} × that: {means}."
-    ]
+    took = f"{milliseconds(now.median)}, {share:.2g} × the ceiling"
+    return [f"In the same rounds a plain sum over as many bytes took {took}: {means}."]
 
 
 def _left_out(taken: Measurement | None) -> list[str]:
