@@ -1043,6 +1043,75 @@ say(
 )
 
 # %% [markdown]
+# # Cause after cause
+#
+# Each cause was looked at alone. Now take a step of the library that most people use, and remove them in turn, until only
+# reading is left. Every bar is a real configuration, with the same weights, text and number of cached tokens, and the same
+# greedy tokens:
+#
+# 1. **transformers**: its own model, called token by token with its own cache. Its code serves every model and every use.
+# 2. **our Decoder**: code for this model alone, with a cache that is written in place.
+# 3. **prepared**: products with the same input are joined, so there are fewer and larger operations.
+# 4. **packed weights**: the same weights in the layout that oneDNN's products read. On some processors this bar goes *up*:
+#    blocks are not faster than rows everywhere.
+# 5. **one call**: the whole step compiled, the choice of the token in it. Between two operations there is no Python left,
+#    and no dispatch.
+# 6. **reading once**: the ceiling, all bytes of weights and cache at the bandwidth of this machine.
+#
+# A bar is what lies between two neighbours, timed round by round. What is left above the ceiling has no bar of its own:
+# attention, the choice, Python around the call, threads that wait for each other.
+
+# %% jupyter={"source_hidden": true}
+fall_guess = ask(
+    "transformers over reading once",
+    "A step of stdlib-10m by transformers (by our Decoder, where transformers is not installed): how many times as long as"
+    " reading its weights and cache once?",
+    unit="times",
+    example=2,
+    low=0,
+)
+fall_guess
+
+# %%
+fall_guess.answer()
+fall = wb.panels.decode_waterfall()
+fall
+
+# %%
+fallen = fall.run()
+fall.snapshot()
+
+# %%
+levels = [m for m in fallen if m.settings["part"] == "step"]
+[once] = [m for m in fallen if m.settings["part"] == "ceiling"]
+fall_guess.compare(levels[0].median / once.median)
+
+# %% jupyter={"source_hidden": true}
+rows = [
+    [
+        m.settings["way"],
+        f"{m.counts['operations']:,.0f}",
+        f"{m.counts['python_calls']:,.0f}",
+        f"{m.counts['weight_bytes'] / 1e6:.1f}",
+        f"{m.median * 1e3:.2f}",
+        f"{m.median / once.median:.1f}",
+    ]
+    for m in levels
+]
+rows.append([*["reading once", "", ""], f"{once.counts['bytes'] / 1e6:.1f}", f"{once.median * 1e3:.2f}", "1"])
+left_out = "".join(f"; left out: {way}, {why}" for way, why in once.settings["left_out"].items())
+table(
+    ["a step by", "operations", "Python calls", "MB", "ms", "times reading once"],
+    rows,
+    f"counted, and measured; the last row's MB are weights and cache{left_out}",
+)
+
+# %% [markdown]
+# Read causes off the counts as well as off the clock: the bytes of weights are the same in every row, and what falls, at
+# *prepared* and at *one call*, are calls. `random-110m`, which the panel offers too, has ten times the bytes for twice the
+# operations, so its calls weigh less.
+
+# %% [markdown]
 # # What it costs in dollars
 #
 # A machine costs a certain amount per hour and generates a certain number of tokens per second. This is the

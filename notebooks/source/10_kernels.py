@@ -1081,6 +1081,12 @@ say(
 # %% [markdown]
 # `torch.compile` on this machine's CPU is lab 02's panel `compile_step`: it needs a C++ compiler and half a minute.
 #
+# Lab 02's panel `decode_waterfall` removed the same causes on a CPU, from transformers' step down to reading the weights
+# once. On a card two of its bars are this sitting's: *small operations* shrink by fused kernels, and *Python and dispatch*
+# by replaying a graph, which does for all kernels of a step what one compiled call does there. *Layout of weights* is the
+# CPU's alone: our kernels read rows as they are. What is left above the ceiling is then the kernels' own: launches inside
+# the graph, and attention.
+#
 # ## The bounds
 #
 # One table for all of it. For each kernel: what it must move and compute, and the least time for that on an

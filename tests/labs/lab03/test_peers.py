@@ -10,9 +10,10 @@ from conftest import random_decoder, tiny_config
 
 from workbench.errors import WorkbenchError
 from workbench.experiments import run_experiment
+from workbench.experiments.greedy import check_greedy
 from workbench.generation import generate
 from workbench.labs.lab03_kv_cache.gguf_file import write_gguf
-from workbench.labs.lab03_kv_cache.peers import BASELINE, LlamaCpp, check_greedy
+from workbench.labs.lab03_kv_cache.peers import BASELINE, LlamaCpp
 from workbench.models.checkpoints import load, save_checkpoint
 
 PROMPT = [5, 9, 33, 2, 17, 40]

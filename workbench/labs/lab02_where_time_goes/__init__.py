@@ -1,6 +1,7 @@
 """Lab 02, where the time goes: rooflines, prefill and decode, batches, launches, a step's parts, compilers, prices.
 
-`calls` writes down what a function of torch calls, for the exercise that counts it.
+`calls` writes down what a function of torch calls, for the exercise that counts it; `ways` has the ways to take a
+decode step that `decode_waterfall` goes through.
 """
 
 PREFIX = "time"  # an experiment's name is PREFIX.stem
@@ -12,6 +13,7 @@ EXPERIMENTS = (  # stems, in reading order
     "waterfall",
     "trace",
     "compile_step",
+    "decode_waterfall",
     "price",
     "prediction",
 )
@@ -22,5 +24,6 @@ PANELS = (
     "launch",
     "waterfall",
     "compile_step",
+    "decode_waterfall",
     "price",
 )  # those that have a panel, by the same stem

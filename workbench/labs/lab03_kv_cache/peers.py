@@ -26,13 +26,14 @@ import torch
 
 from workbench.errors import WorkbenchError
 from workbench.experiments.contract import Experiment, Setting
+from workbench.experiments.greedy import ROUNDING, Tokens, check_greedy
+from workbench.experiments.in_transformers import in_transformers
 from workbench.experiments.inputs import plain, shape_of, text_ids
 from workbench.generation import generate
 from workbench.instruments.costs import decode_costs, predict
 from workbench.instruments.timing import exclusive
-from workbench.kv import make_kv, stored_dtype
+from workbench.kv import stored_dtype
 from workbench.labs.lab03_kv_cache.gguf_file import INSTALL, write_gguf
-from workbench.models.batch import Batch
 from workbench.models.checkpoints import save_checkpoint
 from workbench.models.layout import config_to_hf
 
@@ -40,12 +41,9 @@ if TYPE_CHECKING:
     from workbench.instruments.bench import Bench
     from workbench.instruments.records import Measurement
     from workbench.models.decoder import Decoder
-    from workbench.models.fast import Model
 
 BASELINE = "transformers, dynamic cache, float32"
 READ = "read"
-ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 0.05}  # of the largest logit: closer ones may change places
-Tokens = list[int]
 
 
 class Engine:
@@ -145,31 +143,6 @@ def _ratio(slow: Sequence[float], fast: Sequence[float]) -> float:
     return statistics.median(a / b for a, b in zip(slow, fast))
 
 
-@torch.inference_mode()
-def check_greedy(
-    decoder: Model, prompt: Tokens, tokens: Tokens, wanted: int, rounding: float, about: dict | None = None
-) -> str:
-    """In words, how far the tokens are the oracle's greedy ones, one pass over the whole text.
-
-    rounding: by how much of the largest logit a chosen token may lie below the best. Raises WorkbenchError beyond
-    it and for a wrong count, unless `about` says that the engine is not exact.
-    """
-    exact = (about or {}).get("exact", True)
-    if len(tokens) != wanted:
-        raise WorkbenchError(f"an engine gave {len(tokens)} tokens where {wanted} were asked for")
-    batch = Batch.of([[*prompt, *tokens[:-1]]], logits="all")
-    logits = decoder(batch, make_kv("recompute", decoder.config))[len(prompt) - 1 :].float()
-    chosen = logits.gather(-1, torch.tensor(tokens)[:, None])[:, 0]
-    behind = (logits.amax(-1) - chosen) / logits.abs().amax(-1)
-    best, worst = int((behind == 0).sum()), float(behind.max())
-    text = f"{best} of {wanted} tokens are the oracle's best after the same text, none further behind than {worst:.1g}"
-    if worst > rounding and exact:
-        raise WorkbenchError(
-            f"an engine's tokens are not greedy: {text} of the largest logit; its time was thrown away"
-        )
-    return text + " of the largest logit"
-
-
 # -- the contenders ----------------------------------------------------------------------------------------
 
 
@@ -204,11 +177,10 @@ def _ours(model) -> Callable[[Tokens, int], Tokens]:
 
 
 def _transformers(bench: Bench, folder: Path, dtype: torch.dtype, compiled: bool) -> Iterator[Engine]:
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    from transformers import AutoModelForCausalLM, GenerationConfig
-
     def contender(cache: str | None, compile_it: bool) -> Callable[[Tokens, int], Tokens]:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+        model = in_transformers(folder, dtype)
+        from transformers import GenerationConfig
+
         if compile_it:
             model.forward = torch.compile(model.forward)
 

@@ -19,11 +19,11 @@ import torch
 
 from workbench.errors import WorkbenchError
 from workbench.experiments.contract import Experiment, Setting
+from workbench.experiments.greedy import ROUNDING, check_greedy
 from workbench.experiments.inputs import MODEL, plain
 from workbench.experiments.texts import PROMPT_SETS, prompts_of
 from workbench.generation import generate
 from workbench.instruments.timing import exclusive
-from workbench.labs.lab03_kv_cache.peers import ROUNDING, check_greedy
 from workbench.labs.lab06_speculative_sampling.inputs import DRAFT
 from workbench.labs.lab07_better_drafts.draft_speed import kinds_of
 from workbench.models.checkpoints import save_checkpoint

@@ -22,9 +22,9 @@ import torch
 
 from workbench.errors import WorkbenchError
 from workbench.experiments.contract import Experiment, Setting
+from workbench.experiments.greedy import ROUNDING, check_greedy
 from workbench.experiments.inputs import MODEL, plain
 from workbench.instruments.timing import exclusive
-from workbench.labs.lab03_kv_cache.peers import ROUNDING, check_greedy
 from workbench.labs.lab08_continuous_batching.contenders import (
     OURS,
     OURS_ALONE,
