@@ -73,7 +73,8 @@ def ran(seed: int = 0) -> tuple[str, list[str]]:
 def test_another_checkpoint_of_the_same_shape_takes_the_kept_step_and_nothing_is_said(cache):
     for seed in (0, 1):
         reason, said = ran(seed)
-        assert reason == f"a step is one call, loaded from {files(cache)[0]}" and said == []
+        assert reason.startswith(f"a step is one call, loaded from {files(cache)[0]}, ") and said == []
+        assert reason.endswith("not because that was measured to be faster")
 
 
 @needs_compiler
@@ -164,7 +165,7 @@ def test_a_folder_of_others_gives_and_gets_nothing(cache, monkeypatch):
 def test_a_cache_that_cannot_be_written_costs_the_time_alone(cache, monkeypatch):
     monkeypatch.setenv("WORKBENCH_CACHE", "/dev/null/cache")
     reason, [line] = ran()
-    assert reason.endswith("not kept") and "cannot write /dev/null/cache" in line
+    assert "not kept, " in reason and "cannot write /dev/null/cache" in line
 
 
 @needs_compiler
