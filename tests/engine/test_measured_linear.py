@@ -18,11 +18,12 @@ from workbench import clock as clocks
 from workbench.errors import WorkbenchError
 from workbench.files import alone_in
 from workbench.generation import generate
+from workbench.instruments import doctor, passing
 from workbench.kv import Contiguous
 from workbench.models import Batch, form_times, measured_linear, prepare
 from workbench.models.form_times import TimesTable, table_in
 from workbench.models.linear import Packed, chosen_linear, why_not_packed
-from workbench.models.measured_linear import MeasuredLinear, Shape, why_not_measured
+from workbench.models.measured_linear import MeasuredLinear, Shape, kept_forms, maker_of, why_not_measured
 
 pytestmark = pytest.mark.skipif(bool(why_not_packed(torch.float32, "cpu")), reason="there is one form alone here")
 CONFIG = tiny_config(vocab_size=64, context_length=64)
@@ -385,3 +386,25 @@ def test_what_has_one_form_alone_is_not_measured(measuring):
 def test_the_real_clock_says_seconds_or_that_it_was_disturbed():
     seconds = [measured_linear.undisturbed(lambda: None) for _ in range(50)]
     assert any(one is not None and one >= 0 for one in seconds)
+
+
+# -- others that hold matrices as prepare does -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("faster, large_rows", [("packed", 4), ("packed, rows unpadded", 1), ("plain", 1)])
+def test_the_speed_of_weights_is_measured_in_the_form_that_was_chosen(measuring, monkeypatch, faster, large_rows):
+    monkeypatch.setattr(passing, "ROUNDS", 1)
+    measuring.seconds = {faster: 0.5}
+    held = maker_of((32, 48), torch.float32, "cpu", 1 << 20)(torch.zeros(32, 48))
+    assert held.form == ("packed" if large_rows == 1 and faster != "plain" else faster)
+    found, _ = passing.measure_weights(torch.float32, 1 << 20, None)
+    assert found.large_rows == large_rows
+
+
+def test_the_doctor_says_what_was_measured(measuring, monkeypatch):
+    assert "no shape measured yet" in kept_forms()
+    prepare(random_decoder(CONFIG))
+    assert kept_forms().endswith(f" plain, with {measured_linear.threads()}")
+    assert [one.ok for one in doctor._linear()] == [True]
+    monkeypatch.setenv("WORKBENCH_MEASURE", "off")
+    assert kept_forms().endswith("; not in use: WORKBENCH_MEASURE is off")

@@ -42,8 +42,8 @@ from workbench.models.fast_layers import (
     small_norm,
 )
 from workbench.models.graphs import check_graphs
-from workbench.models.linear import INPUTS, Matvec, chosen_linear, linear_class, reason_of
-from workbench.models.measured_linear import MeasuredLinear, why_not_measured
+from workbench.models.linear import INPUTS, Matvec, linear_class, reason_of
+from workbench.models.measured_linear import MeasuredLinear, maker_by_time
 from workbench.models.one_call import StepParts
 
 COMPILED_FORM = "its weights multiplied as compiled loops, as asked and not because that was measured to be faster"
@@ -125,9 +125,7 @@ def _linear_maker(model: Decoder, linear: str) -> tuple[MakeLinear, str]:
     """What makes its linears, and why; a `MeasuredLinear` says why when they are made."""
     if linear != "auto":
         return linear_class(linear, model.dtype, model.device), "as asked"
-    if why_not_measured(model.dtype, model.device):
-        return chosen_linear(model.dtype, model.device)
-    return MeasuredLinear(sum(one.nbytes for one in model.parameters())), ""
+    return maker_by_time(model.dtype, model.device, sum(one.nbytes for one in model.parameters()))
 
 
 def _check_inputs(model: Decoder, inputs: str, *, compiled: bool) -> None:

@@ -84,6 +84,11 @@ class Packed:
             return self._multiply(x.contiguous(), self._packed, self.bias, "none", [], "")[:rows]
         return self._multiply(x, self._packed, self.bias, "none", [], "")
 
+    @property
+    def least_rows(self) -> int:
+        """What fewer rows are filled up to."""
+        return self._least
+
     def with_least(self, rows: int) -> Packed:
         """The same packed weight, a large one multiplied with at least so many rows."""
         other = copy.copy(self)

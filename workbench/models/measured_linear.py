@@ -42,7 +42,7 @@ from workbench.clock import exclusive_within
 from workbench.errors import unknown
 from workbench.files import alone_in, cache_folder
 from workbench.models.form_times import FEW_ROWS, ROWS, Times, TimesTable, table_in
-from workbench.models.linear import Linear, Packed, Plain, why_not_packed
+from workbench.models.linear import Linear, Packed, Plain, chosen_linear, why_not_packed
 
 SETTING = "WORKBENCH_MEASURE"  # environment: "off" for the rule alone; "on" where it is not set
 FILE = "linear.json"
@@ -187,7 +187,8 @@ class MeasuredLinear:
         self._rule = ""  # why the rule decided for some
 
     def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-        return MAKERS[self.form_for(tuple(weight.shape), weight.dtype)](weight, bias)
+        out_features, in_features = weight.shape
+        return MAKERS[self.form_for((out_features, in_features), weight.dtype)](weight, bias)
 
     def form_for(self, matrix: tuple[int, int], dtype: torch.dtype) -> str:
         """Of a matrix [out, in]; measured where nobody has."""
@@ -228,7 +229,8 @@ class MeasuredLinear:
 
     @property
     def reason(self) -> str:
-        """Which forms were chosen, how much faster they were, when that was measured, and where it is kept."""
+        """Which forms were chosen, how much faster they were, when that was measured, and where it is kept; "" before
+        a linear was made."""
         said = [self._words(shape, matrices) for shape, matrices in self._shapes.items()]
         if said:
             said.append(self._where())
@@ -251,3 +253,29 @@ class MeasuredLinear:
         kept = f"for this process alone: {table.why_not_kept}" if table.why_not_kept else f"kept in {table.file.name}"
         again = f"; measured again, since {table.why_again}" if table.why_again else ""
         return f"measured {' and '.join(days)} with {threads()}, {kept}{again}"
+
+
+def maker_by_time(
+    dtype: torch.dtype, device: torch.device | str, model_bytes: int
+) -> tuple[Callable[..., Linear], str]:
+    """What makes the linears of linear="auto" there, and why; a `MeasuredLinear` says why itself, after it has made
+    them. model_bytes: of all weights that a step reads."""
+    return chosen_linear(dtype, device) if why_not_measured(dtype, device) else (MeasuredLinear(model_bytes), "")
+
+
+def maker_of(
+    matrix: tuple[int, int], dtype: torch.dtype, device: torch.device | str, model_bytes: int
+) -> Callable[..., Linear]:
+    """What holds a matrix [out, in] of such a model, for others of its kind too."""
+    make, _ = maker_by_time(dtype, device, model_bytes)
+    return MAKERS[make.form_for(matrix, dtype)] if isinstance(make, MeasuredLinear) else make
+
+
+def kept_forms() -> str:
+    """What this machine has measured so far for as many threads as there are now, in a few words."""
+    table = TimesTable(cache_folder() / FILE)
+    table.read()
+    here = [chosen_form(times) for name, times in table.entries.items() if name.endswith(f", {threads()}")]
+    forms = ", ".join(f"{here.count(form)} {WORDS[form]}" for form in MAKERS if form in here)
+    asked = why_not_measured(torch.float32, "cpu")
+    return f"{forms or 'no shape measured yet'}, with {threads()}{asked and f'; not in use: {asked}'}"
