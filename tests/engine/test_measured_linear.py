@@ -349,6 +349,15 @@ def test_the_forms_give_the_same_product(rows):
         assert got.shape == expected.shape and (rows == 0 or relative_difference(got, expected) < TOLERANCE)
 
 
+@pytest.mark.parametrize("form, rows", [("packed", 4), ("unpadded", 1)])
+def test_one_row_is_multiplied_as_so_many(form, rows):
+    linear, seen = measured_linear.MAKERS[form](torch.randn(LARGE)), []
+    real = linear._multiply
+    linear._multiply = lambda x, *others: seen.append(len(x)) or real(x, *others)
+    linear(torch.randn(1, LARGE[1]))
+    assert seen == [rows] == [linear.least_rows]
+
+
 def test_measuring_takes_no_random_numbers(measuring):
     model, state = random_decoder(CONFIG), torch.get_rng_state()
     prepare(model)

@@ -87,7 +87,7 @@ def _between(known: Sequence[float], values: Sequence[float], at: float) -> floa
 
 
 def measure_weights(dtype: torch.dtype, cache_bytes: int, stop: CheckStop | None) -> tuple[Passing, list[float]]:
-    """On a CPU: how weights pass, held as `prepare` would hold them, and the samples of one row over the largest working
+    """On a CPU: how weights pass, held as `prepare` holds them, and the samples of one row over the largest working
     set (bytes a second).
 
     What the call of a product takes by itself, measured beside each with a tiny one, is subtracted: it is dispatch.
