@@ -136,8 +136,8 @@ def measured_times(shape: Shape, clock: Clock, until: float) -> dict[str, dict[i
                     samples[name].append(sample)
             if min(map(len, samples.values())) + ROUNDS - 1 - turn < LEAST:
                 return "other programs kept the cores busy"
-        for name, found in samples.items():
-            seconds[name][rows] = statistics.median(found)
+        for name, taken in samples.items():
+            seconds[name][rows] = statistics.median(taken)
     return seconds
 
 
@@ -159,18 +159,18 @@ class Gains:
 def gains(times: Times) -> dict[str, Gains]:
     """Of every form that was measured."""
     default = times.seconds[DEFAULT]
-    found = {}
+    by_form = {}
     for form, own in times.seconds.items():
         few = [default[rows] / own[rows] if rows in own else 1.0 for rows in FEW_ROWS]
-        found[form] = Gains(default[1] / own[1], statistics.geometric_mean(few))
-    return found
+        by_form[form] = Gains(default[1] / own[1], statistics.geometric_mean(few))
+    return by_form
 
 
 def chosen_form(times: Times) -> str:
     """The form that gains most in all, where that is 5 % or more; else the default."""
-    found = gains(times)
-    best = max(found, key=lambda form: found[form].in_all)
-    return best if found[best].in_all >= LEAST_GAIN else DEFAULT
+    by_form = gains(times)
+    best = max(by_form, key=lambda form: by_form[form].in_all)
+    return best if by_form[best].in_all >= LEAST_GAIN else DEFAULT
 
 
 class MeasuredLinear:
@@ -240,12 +240,12 @@ class MeasuredLinear:
 
     def _words(self, shape: Shape, matrices: dict[tuple[int, int], None]) -> str:
         times = self._table.entries[shape.name]
-        form, found = chosen_form(times), gains(times)
+        form, by_form = chosen_form(times), gains(times)
         sizes = ", ".join(f"{inside} to {out}" for out, inside in matrices)
         if form != DEFAULT:
-            return f"{WORDS[form]} for {sizes}: {found[form]}"
-        other = max((one for one in found if one != DEFAULT), key=lambda one: found[one].in_all)
-        return f"{WORDS[form]} for {sizes}: nothing gains 5 % in all ({WORDS[other]} is {found[other]})"
+            return f"{WORDS[form]} for {sizes}: {by_form[form]}"
+        other = max((one for one in by_form if one != DEFAULT), key=lambda one: by_form[one].in_all)
+        return f"{WORDS[form]} for {sizes}: nothing gains 5 % in all ({WORDS[other]} is {by_form[other]})"
 
     def _where(self) -> str:
         days = sorted({self._table.entries[shape.name].day for shape in self._shapes})
