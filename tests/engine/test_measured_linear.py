@@ -122,6 +122,7 @@ def test_the_time_allowed_for_a_model_is_not_exceeded(file, monkeypatch):
 def test_who_cannot_have_the_lock_of_measurements_goes_by_the_rule(file):
     """The thread that holds it may be waiting for this one."""
     held, done = threading.Event(), threading.Event()
+    form_of(maker(file, PLAIN_FASTER), (16, 16))
 
     def measures():
         with clocks.exclusive():
@@ -133,6 +134,7 @@ def test_who_cannot_have_the_lock_of_measurements_goes_by_the_rule(file):
     held.wait(60)
     make = maker(file, PLAIN_FASTER, wait_s=0.0)
     try:
+        assert form_of(make, (16, 16)) == "plain"  # to read what is kept nobody waits
         assert form_of(make) == "packed" and make._clock.asked == 0
     finally:
         done.set()

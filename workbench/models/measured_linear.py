@@ -106,7 +106,7 @@ class Shape:
 
     def forms(self) -> dict[str, list[Linear]]:
         """Written, because of pages never written Linux keeps one copy for all."""
-        weights = torch.full((self.count, self.out_features, self.in_features), 0.01, dtype=self.dtype)
+        weights = torch.full((self.count, self.out_features, self.in_features), 0.01, dtype=self.dtype, device="cpu")
         packed = [Packed(weight) for weight in weights]
         forms: dict[str, list[Linear]] = {"packed": [*packed], "plain": [Plain(weight) for weight in weights]}
         if weights[0].nbytes >= Packed.LARGE_BYTES:
@@ -124,7 +124,7 @@ def measured_times(shape: Shape, clock: Clock, until: float) -> dict[str, dict[i
     forms = shape.forms()
     seconds: dict[str, dict[int, float]] = {name: {} for name in forms}
     for rows in (1, *FEW_ROWS):
-        x = torch.full((rows, shape.in_features), 0.01, dtype=shape.dtype)
+        x = torch.full((rows, shape.in_features), 0.01, dtype=shape.dtype, device="cpu")
         takes = {name: many for name, many in forms.items() if rows in ROWS[name]}
         samples: dict[str, list[float]] = {name: [] for name in takes}
         for turn in range(-1, ROUNDS):  # the first warms up
@@ -201,14 +201,19 @@ class MeasuredLinear:
         return chosen_form(times)
 
     def _measured(self, shape: Shape) -> Times | None:
-        """None where it cannot be. One at a time in this process, and one process at a time."""
+        """None where it cannot be. One at a time in this process, and one process at a time; what is kept is read
+        without waiting for either."""
         folder, table = self._table.file.parent, self._table
         if table.given_up:
             self._rule = table.given_up
             return None
+        table.read()
+        if shape.name in table.entries:
+            return table.entries[shape.name]
         with contextlib.suppress(OSError):  # what cannot be kept is measured all the same, and `put` says why
             folder.mkdir(parents=True, exist_ok=True)
-        with exclusive_within(self._wait_s) as held, alone_in(folder, self._wait_s):
+        with exclusive_within(self._wait_s) as held, alone_in(folder, self._wait_s) as alone:
+            self._wait_s *= held and alone  # who was not let in once does not wait for every shape
             if not held:
                 self._rule = table.given_up = "another measurement was under way"
                 return None
