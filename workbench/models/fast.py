@@ -4,7 +4,7 @@
     q, k, v: three products                     one, with the matrices one below the other
     gate, up: two products                      one
     rotary: products, differences, joins        a table of cos and sin, made once; two products and a roll
-    F.linear                                    a Linear (workbench.models.linear), packed where that can be
+    F.linear                                    a Linear (workbench.models.linear), plain or packed as measured
     modules in modules                          two functions a layer: before its attention, and after it
 
 On one row these small operations, not the weights, would be a large part of a step of a small model. What of them is
