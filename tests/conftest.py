@@ -11,6 +11,7 @@ from itertools import combinations, product
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["WORKBENCH_MEASURE"] = "off"  # forms by rule: no test depends on what a clock says
 
 import pytest
 import torch

@@ -52,7 +52,7 @@ on_each_device = pytest.mark.parametrize("device", [INTERPRETER, GPU])
 def choose_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """What stands at "auto" is on this CPU what it would be on a GPU, where the interpreter can do it."""
     from workbench.kv import paged
-    from workbench.models import fast, fused, linear
+    from workbench.models import fused, linear, measured_linear
 
     kernels, plain, attention = fused.choose_kernels, linear.chosen_linear, paged.choose_attention
 
@@ -72,7 +72,7 @@ def choose_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(fused, "choose_kernels", choose_kernels)
     monkeypatch.setattr(paged, "choose_attention", choose_attention)
-    for module in (fast, linear):
+    for module in (measured_linear, linear):
         monkeypatch.setattr(module, "chosen_linear", chosen_linear)
 
 

@@ -18,6 +18,7 @@ import shutil
 import stat
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,9 @@ TO_DO = {
     errno.ENOTEMPTY: "name a new folder, or one that is empty",
     errno.ENAMETOOLONG: "name a shorter one",
 }
+
+
+LOCK_POLL_S = 0.02
 
 
 def resolved(path: Path | str) -> Path:
@@ -79,7 +83,7 @@ def user_folder(kind: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """Where ceilings that were measured and code that was compiled here are kept: $WORKBENCH_CACHE, else the
+    """Where ceilings and forms that were measured and code that was compiled here are kept: $WORKBENCH_CACHE, else the
     platform's folder for a user's caches."""
     if os.environ.get("WORKBENCH_CACHE"):
         return from_home(os.environ["WORKBENCH_CACHE"])
@@ -171,6 +175,35 @@ def _lock(folder: Path, *, wait: bool = True) -> int | None:
         _unlock(opened)
         return None
     return opened
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path, wait_s: float) -> Iterator[bool]:
+    """Hold the lock of a folder, which processes take in turn: whether it is held. It ends with the process at the
+    latest. False where another one kept it for wait_s seconds, where there is no such folder, and on a filesystem
+    without locks."""
+    opened, until = None, time.monotonic() + wait_s
+    try:
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        while not _taken(opened):
+            if time.monotonic() >= until:
+                raise BlockingIOError
+            time.sleep(LOCK_POLL_S)
+        held = True
+    except OSError:
+        held = False
+    try:
+        yield held
+    finally:
+        _unlock(opened)
+
+
+def _taken(opened: int) -> bool:
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _unlock(lock: int | None) -> None:

@@ -49,6 +49,7 @@ def examine() -> list[Finding]:
         _packages,
         _torch,
         _cpu,
+        _linear,
         _memory,
         _triton,
         _kernel,
@@ -131,6 +132,12 @@ def _cpu() -> Iterator[Finding]:
 
     features = ", ".join(cpu_features()) or "no vector instructions known here"
     yield Finding("cpu", True, f"{cpu_name()}, {os.cpu_count()} cores; {features}")
+
+
+def _linear() -> Iterator[Finding]:
+    from workbench.models.measured_linear import kept_forms
+
+    yield Finding("linear", True, kept_forms())
 
 
 def _memory() -> Iterator[Finding]:

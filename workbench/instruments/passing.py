@@ -23,7 +23,8 @@ from workbench.errors import WorkbenchError
 from workbench.instruments.memory import available_bytes
 from workbench.instruments.records import quantile
 from workbench.instruments.timing import CheckStop
-from workbench.models.linear import Packed, linear_class
+from workbench.models.linear import Packed
+from workbench.models.measured_linear import maker_of
 
 ROWS = (1, 2, 4, 8, 16, 32)
 QUERIES = (1, 2, 4, 8)  # of one key
@@ -86,18 +87,18 @@ def _between(known: Sequence[float], values: Sequence[float], at: float) -> floa
 
 
 def measure_weights(dtype: torch.dtype, cache_bytes: int, stop: CheckStop | None) -> tuple[Passing, list[float]]:
-    """On a CPU: how weights pass, and the samples of one row over the largest working set (bytes a second).
+    """On a CPU: how weights pass, held as `prepare` holds them, and the samples of one row over the largest working
+    set (bytes a second).
 
     What the call of a product takes by itself, measured beside each with a tiny one, is subtracted: it is dispatch.
     """
-    hold = linear_class("auto", dtype, "cpu")
     one = math.prod(MATRIX) * dtype.itemsize
     sizes = _counts(one, cache_bytes)
+    hold = maker_of(MATRIX, dtype, "cpu", sizes[-1] * one)
     matrices = [hold(torch.ones(MATRIX, dtype=dtype)) for _ in range(sizes[-1])]
     tiny, inside = hold(torch.ones(16, 16, dtype=dtype)), MATRIX[1]
     small = {rows: torch.ones(rows, 16, dtype=dtype) for rows in ROWS}
     wide = {rows: torch.ones(rows, inside, dtype=dtype) for rows in ROWS}
-    packed = hold is Packed
     passing, samples = _passing(
         ROWS,
         [count * one for count in sizes],
@@ -106,8 +107,15 @@ def measure_weights(dtype: torch.dtype, cache_bytes: int, stop: CheckStop | None
         one,
         stop,
     )
-    large: dict[str, Any] = {"large_bytes": float(Packed.LARGE_BYTES), "large_rows": Packed.MIN_ROWS} if packed else {}
-    return Passing(*passing, **large), samples
+    return Passing(*passing, **_padded(dtype, sizes[-1] * one)), samples
+
+
+def _padded(dtype: torch.dtype, model_bytes: int) -> dict[str, Any]:
+    """From what size on matrices are multiplied with more rows than there are, and how many; {} where none are."""
+    large = (math.ceil(Packed.LARGE_BYTES / (MATRIX[1] * dtype.itemsize)), MATRIX[1])
+    held = maker_of(large, dtype, "cpu", model_bytes)(torch.ones(large, dtype=dtype))
+    least = held.least_rows if isinstance(held, Packed) else 1
+    return {"large_bytes": float(Packed.LARGE_BYTES), "large_rows": least} if least > 1 else {}
 
 
 def measure_keys(cache_bytes: int, stop: CheckStop | None) -> tuple[Passing, list[float]]:

@@ -7,36 +7,19 @@ so that a machine that slows down slows both; the result is the median of the pa
 from __future__ import annotations
 
 import statistics
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from workbench.clock import MEASUREMENT_LOCK as MEASUREMENT_LOCK
+from workbench.clock import CheckStop as CheckStop
+from workbench.clock import exclusive as exclusive
 from workbench.errors import WorkbenchError
 from workbench.instruments.records import quantile
-
-# The one piece of state that belongs to the process: two panels never time at once. A thread may take it again.
-MEASUREMENT_LOCK = threading.RLock()
-LOCK_POLL_S = 0.05
-
-CheckStop = Callable[[], None]
 
 
 class Stopped(Exception):
     """The measurement was asked to stop, and stopped. Not an error: nothing was wrong."""
-
-
-@contextmanager
-def exclusive(check_stop: CheckStop | None = None) -> Iterator[None]:
-    """Hold MEASUREMENT_LOCK. While another thread measures, wait; `check_stop` may end the waiting by raising."""
-    while not MEASUREMENT_LOCK.acquire(timeout=LOCK_POLL_S):
-        if check_stop is not None:
-            check_stop()
-    try:
-        yield
-    finally:
-        MEASUREMENT_LOCK.release()
 
 
 def measure(

@@ -4,7 +4,7 @@
     q, k, v: three products                     one, with the matrices one below the other
     gate, up: two products                      one
     rotary: products, differences, joins        a table of cos and sin, made once; two products and a roll
-    F.linear                                    a Linear (workbench.models.linear), packed where that can be
+    F.linear                                    a Linear (workbench.models.linear), plain or packed as measured
     modules in modules                          two functions a layer: before its attention, and after it
 
 On one row these small operations, not the weights, would be a large part of a step of a small model. What of them is
@@ -42,8 +42,11 @@ from workbench.models.fast_layers import (
     small_norm,
 )
 from workbench.models.graphs import check_graphs
-from workbench.models.linear import INPUTS, Matvec, chosen_linear, linear_class, reason_of
+from workbench.models.linear import INPUTS, Matvec, linear_class, reason_of
+from workbench.models.measured_linear import MeasuredLinear, maker_by_time
 from workbench.models.one_call import StepParts
+
+COMPILED_FORM = "its weights multiplied as compiled loops, as asked and not because that was measured to be faster"
 
 
 def prepare(
@@ -61,8 +64,10 @@ def prepare(
     """The model arranged for inference. `model` stays as it was and may be dropped; weights that need no rearranging
     (embedding, norms, and with plain linears the matrices that stand alone) are shared with it.
 
-    linear: "packed" (CPU), "triton" (CUDA), "plain", or "auto": packed on a CPU and our kernel on a GPU where that
-    can be; `linear_reason` of the result says why. compile: steps of one row are compiled
+    linear: "packed" (CPU), "triton" (CUDA), "plain", or "auto": our kernel on a GPU where that can be; on a CPU each
+    matrix packed or plain, whichever is faster for its shape, which is measured once a machine, in a fraction of a
+    second, and may change the last bits of logits (workbench.models.measured_linear; $WORKBENCH_MEASURE=off: packed
+    where that can be). `linear_reason` of the result says why. compile: steps of one row are compiled
     (workbench.models.compiled), which needs a C++ compiler and takes half a minute at the first step, once a machine
     where the step is one call; they read the weights unpacked, so both forms are kept, twice the memory. Where
     nothing can be compiled, steps run as they are. `compiled_reason` of the result says what came of it,
@@ -97,9 +102,7 @@ def prepare(
     check_flag("dependent_launches", dependent_launches)
     check_graphs(graphs, compiled=compile)
     _check_inputs(model, inputs, compiled=compile)
-    make, reason = linear_class(linear, model.dtype, model.device), "as asked"
-    if linear == "auto":
-        make, reason = chosen_linear(model.dtype, model.device)
+    make, reason = _linear_maker(model, linear)
     if say is not None and not callable(say):
         raise WorkbenchError(f"say takes a function of one text, got {type(say).__name__}")
     made = FastDecoder(
@@ -111,10 +114,18 @@ def prepare(
         inputs=inputs,
         say=say,
     )
+    reason = make.reason if isinstance(make, MeasuredLinear) else reason
     made.linear_reason, made.graphs = "; ".join([reason, *made.form_reasons]), graphs
     if dependent_launches:
         made.launch_dependents()
     return made
+
+
+def _linear_maker(model: Decoder, linear: str) -> tuple[MakeLinear, str]:
+    """What makes its linears, and why; a `MeasuredLinear` says why when they are made."""
+    if linear != "auto":
+        return linear_class(linear, model.dtype, model.device), "as asked"
+    return maker_by_time(model.dtype, model.device, sum(one.nbytes for one in model.parameters()))
 
 
 def _check_inputs(model: Decoder, inputs: str, *, compiled: bool) -> None:
@@ -276,8 +287,11 @@ class FastDecoder:
 
     @property
     def compiled_reason(self) -> str:
-        """What steps of one token are, in words."""
-        return self._why_not_compiled if self._steps is None else self._steps.reason
+        """What steps of one token are, in words. compile=True is never chosen by itself, nor given up for what is
+        faster: nobody measures whether it gains."""
+        if self._steps is None:
+            return self._why_not_compiled
+        return self._steps.reason if self._steps.why_not else f"{self._steps.reason}, {COMPILED_FORM}"
 
     @property
     def why_not_compiled(self) -> str:

@@ -5,12 +5,14 @@
 A decode step multiplies every weight with one row or a few, so its time is that of reading the weights. How they
 lie in memory decides how fast they are read: `Plain` leaves them to torch's `F.linear` and is the oracle of all
 others; `Packed` lets oneDNN lay them out once, in blocks that its kernels read straight through; `TritonMatvec` is our
-kernel for a few rows on a CUDA device. Weights in fewer bits are further classes of this kind
+kernel for a few rows on a CUDA device. Which of the first two is faster differs between processors and shapes, so
+`workbench.models.measured_linear` measures it. Weights in fewer bits are further classes of this kind
 (`workbench.quantization.inference`).
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -55,32 +57,47 @@ class Packed:
 
     The block is chosen for ROWS_HINT rows, because the kernel for that reads the same layout faster for one row
     too. A large matrix is multiplied with at least MIN_ROWS rows: the kernel keeps one accumulator a row, and
-    with a single one it waits for its own sums instead of for memory (measured: a quarter faster beyond the
-    cache, nothing gained in it).
+    with a single one it waits for its own sums instead of for memory (measured on one processor: a quarter faster
+    beyond the cache, nothing gained in it; on another, a third slower). min_rows=1: rows stay as few as they are.
     """
 
-    form = "packed"
     ROWS_HINT = 8
     MIN_ROWS = 4
     LARGE_BYTES = 4 << 20
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, min_rows: int = MIN_ROWS) -> None:
         reason = why_not_packed(weight.dtype, weight.device)
         if reason:
             raise WorkbenchError(f"this weight cannot be packed: {reason}; use the plain linear")
         self.out_features, self.in_features = weight.shape
         self.bias = bias
         self.weight_bytes = _bytes(weight, bias)
-        self._large = weight.nbytes >= self.LARGE_BYTES
+        self._is_large = weight.nbytes >= self.LARGE_BYTES
+        self._multiply_at_least(min_rows)
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), self.ROWS_HINT)
         self._multiply = torch.ops.mkldnn._linear_pointwise.default
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.shape[0]
-        if self._large and rows < self.MIN_ROWS:
-            x = x.expand(self.MIN_ROWS, -1) if rows == 1 else F.pad(x, (0, 0, 0, self.MIN_ROWS - rows))
+        if rows < self._least:
+            x = x.expand(self._least, -1) if rows == 1 else F.pad(x, (0, 0, 0, self._least - rows))
             return self._multiply(x.contiguous(), self._packed, self.bias, "none", [], "")[:rows]
         return self._multiply(x, self._packed, self.bias, "none", [], "")
+
+    @property
+    def least_rows(self) -> int:
+        """What fewer rows are filled up to."""
+        return self._least
+
+    def with_least(self, rows: int) -> Packed:
+        """The same packed weight, a large one multiplied with at least so many rows."""
+        other = copy.copy(self)
+        other._multiply_at_least(rows)
+        return other
+
+    def _multiply_at_least(self, rows: int) -> None:
+        self._least = rows if self._is_large else 1
+        self.form = "packed, rows unpadded" if self._is_large and rows == 1 else "packed"
 
 
 class TritonMatvec:
@@ -168,7 +185,7 @@ LINEARS: dict[str, Callable[..., Linear]] = {"plain": Plain, "packed": Packed, "
 
 
 def linear_class(name: str, dtype: torch.dtype, device: torch.device | str) -> Callable[..., Linear]:
-    """The class of that name; for "auto" see `chosen_linear`."""
+    """The class of that name; "auto" is the rule, `chosen_linear`, without measuring (`models.measured_linear`)."""
     if name == "auto":
         return chosen_linear(dtype, device)[0]
     if not isinstance(name, str) or name not in LINEARS:
@@ -177,8 +194,9 @@ def linear_class(name: str, dtype: torch.dtype, device: torch.device | str) -> C
 
 
 def chosen_linear(dtype: torch.dtype, device: torch.device | str) -> tuple[Callable[..., Linear], str]:
-    """The class that "auto" stands for, and why: packed on a CPU that supports it, our kernel on such a GPU, else
-    plain."""
+    """The class that "auto" stands for by rule, and why: packed on a CPU that supports it, our kernel on such a GPU,
+    else plain. `prepare` measures where packing is possible (`models.measured_linear`); draft heads, the ranks of a
+    divided model, which all have to choose alike, and ceilings go by the rule."""
     if torch.device(device).type == "cuda":
         reason = why_not_triton(dtype, device)
         if reason:
@@ -188,7 +206,11 @@ def chosen_linear(dtype: torch.dtype, device: torch.device | str) -> tuple[Calla
             "triton: up to 32 rows the time is that of reading the weights, which the kernel does once",
         )
     reason = why_not_packed(dtype, device)
-    return (Plain, f"plain: {reason}") if reason else (Packed, "packed: oneDNN reads its own layout faster")
+    return (
+        (Plain, f"plain: {reason}")
+        if reason
+        else (Packed, "packed, by rule: most processors read it faster; not measured here")
+    )
 
 
 def why_not_triton(dtype: torch.dtype, device: torch.device | str) -> str:

@@ -1,0 +1,419 @@
+"""Plain or packed, as measured: by a clock that says what the test wants, so that nothing here depends on a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import random_decoder, tiny_config
+from test_parity import TOLERANCE, relative_difference
+
+from workbench import clock as clocks
+from workbench.errors import WorkbenchError
+from workbench.files import alone_in
+from workbench.generation import generate
+from workbench.instruments import doctor, passing
+from workbench.kv import Contiguous
+from workbench.models import Batch, form_times, measured_linear, prepare
+from workbench.models.form_times import TimesTable, table_in
+from workbench.models.linear import Packed, chosen_linear, why_not_packed
+from workbench.models.measured_linear import MeasuredLinear, Shape, kept_forms, maker_of, why_not_measured
+
+pytestmark = pytest.mark.skipif(bool(why_not_packed(torch.float32, "cpu")), reason="there is one form alone here")
+CONFIG = tiny_config(vocab_size=64, context_length=64)
+LARGE = (1100, 1024)  # out, in: beyond 4 MiB
+
+
+class Clock:
+    """Runs a product, and says the seconds that were given for its form and rows; counts how often it was asked.
+
+    seconds: by form, or by (form, rows); 1.0 for what is not named. None stands for a run that was disturbed."""
+
+    def __init__(self, seconds: dict | None = None) -> None:
+        self.seconds, self.asked = seconds or {}, 0
+
+    def __call__(self, run) -> float | None:
+        self.asked += 1
+        form, rows = run.func.form, len(run.args[0])
+        run()
+        return self.seconds.get((form, rows), self.seconds.get(form, 1.0))
+
+
+PLAIN_FASTER = {"plain": 0.5}
+
+
+@pytest.fixture
+def file(tmp_path) -> Path:
+    return tmp_path / "cache" / "linear.json"
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    """As few products as the rules allow, and as long as a busy machine wants for them."""
+    monkeypatch.setattr(measured_linear, "PASSED_BYTES", 1 << 20)
+    monkeypatch.setattr(measured_linear, "ROUNDS", measured_linear.LEAST)
+    monkeypatch.setattr(measured_linear, "ALLOWED_S", 120.0)
+
+
+@pytest.fixture
+def measuring(monkeypatch, file):
+    """prepare measures, by a clock that one may set, and keeps what it finds in `file`."""
+    monkeypatch.setenv("WORKBENCH_MEASURE", "on")
+    monkeypatch.setenv("WORKBENCH_CACHE", str(file.parent))
+    clock = Clock(dict(PLAIN_FASTER))
+    monkeypatch.setattr(
+        MeasuredLinear.__init__, "__kwdefaults__", {**MeasuredLinear.__init__.__kwdefaults__, "clock": clock}
+    )
+    return clock
+
+
+def maker(file: Path, seconds: dict | None = None, **given) -> MeasuredLinear:
+    """As in a process of its own."""
+    return MeasuredLinear(1 << 20, clock=Clock(seconds), table=TimesTable(file), **given)
+
+
+def form_of(make: MeasuredLinear, shape: tuple[int, int] = (48, 32)) -> str:
+    return make(torch.zeros(shape)).form
+
+
+# -- the choice ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "seconds, shape, form",
+    [
+        ({}, (48, 32), "packed"),
+        (PLAIN_FASTER, (48, 32), "plain"),
+        ({"plain": 0.98}, (48, 32), "packed"),  # 0.98 three times: 4 % in all, too little
+        ({"plain": 0.97}, (48, 32), "plain"),
+        ({("plain", 1): 0.5, ("plain", 4): 2.0, ("plain", 16): 2.0}, (48, 32), "packed"),  # as much lost as gained
+        ({("plain", 1): 0.5, ("plain", 4): 1.0, ("plain", 16): 2.0}, (48, 32), "plain"),  # a few count once, not twice
+        ({"packed, rows unpadded": 0.7}, LARGE, "packed, rows unpadded"),
+        ({"packed, rows unpadded": 0.7, "plain": 0.8}, LARGE, "plain"),  # 0.7 once, 0.8 with one row and with a few
+        ({"packed, rows unpadded": 0.98}, LARGE, "packed"),
+        ({"packed, rows unpadded": 0.1}, (48, 32), "packed"),  # a small one is never padded
+    ],
+)
+def test_the_form_that_gains_most_is_chosen_where_that_is_five_percent(file, seconds, shape, form):
+    assert form_of(maker(file, seconds), shape) == form
+
+
+def test_a_disturbed_run_does_not_count_and_too_few_others_leave_it_to_the_rule(file):
+    make = maker(file, {"plain": None})
+    assert form_of(make) == "packed" and not file.exists()
+    assert make.reason == "packed for all, by rule: other programs kept the cores busy"
+    asked = make._clock.asked
+    assert form_of(make) == form_of(make, (64, 32)) == "packed" and make._clock.asked == asked  # once a process
+
+
+def test_the_time_allowed_for_a_model_is_not_exceeded(file, monkeypatch):
+    monkeypatch.setattr(measured_linear, "ALLOWED_S", 0.0)
+    make = maker(file, PLAIN_FASTER)
+    assert form_of(make) == "packed" and make._clock.asked == 0 and not file.exists()
+    assert make.reason == "packed for all, by rule: measuring took too long here"
+
+
+def test_who_cannot_have_the_lock_of_measurements_goes_by_the_rule(file):
+    """The thread that holds it may be waiting for this one."""
+    held, done = threading.Event(), threading.Event()
+    form_of(maker(file, PLAIN_FASTER), (16, 16))
+
+    def measures():
+        with clocks.exclusive():
+            held.set()
+            done.wait(60)
+
+    other = threading.Thread(target=measures)
+    other.start()
+    held.wait(60)
+    make = maker(file, PLAIN_FASTER, wait_s=0.0)
+    try:
+        assert form_of(make, (16, 16)) == "plain"  # to read what is kept nobody waits
+        assert form_of(make) == "packed" and make._clock.asked == 0
+    finally:
+        done.set()
+        other.join()
+    assert make.reason.endswith("by rule: another measurement was under way")
+
+
+def test_larger_matrices_with_the_same_inputs_are_one_entry_and_small_ones_their_own():
+    of = Shape.of
+    assert of(2304, 768, torch.float32, 1 << 30) == of(32_000, 768, torch.float32, 1 << 30)
+    assert of(2304, 768, torch.float32, 1 << 30).out_features * 768 * 4 >= Packed.LARGE_BYTES
+    assert of(768, 768, torch.float32, 1 << 30) != of(784, 768, torch.float32, 1 << 30)
+    names = [of(*LARGE, dtype, size).name for dtype in (torch.float32, torch.bfloat16) for size in (1, 1 << 30)]
+    assert len(set(names)) == 2 + len({of(*LARGE, torch.float32, size).count for size in (1, 1 << 30)}) - 1
+    assert of(1, 10**9, torch.float32, 1).count == 1
+
+
+# -- what is kept ----------------------------------------------------------------------------------------------
+
+
+def test_what_was_measured_is_kept_and_the_next_process_only_reads_it(file):
+    first = maker(file, PLAIN_FASTER)
+    assert form_of(first) == "plain" and first._clock.asked > 0
+    kept = file.read_bytes()
+    second = maker(file, {"plain": 2.0})
+    assert form_of(second) == "plain" and second._clock.asked == 0
+    assert file.read_bytes() == kept and second.reason == first.reason
+    assert form_of(second, (80, 32)) == "packed" and second._clock.asked > 0  # another shape is measured
+    assert len(json.loads(file.read_text())["entries"]) == 2
+
+
+def test_the_reason_names_forms_matrices_gains_the_day_and_the_file(file):
+    make = maker(file, {("plain", 1): 0.5, ("plain", 4): 0.8, ("plain", 16): 0.8})
+    assert form_of(make) == "plain"
+    assert make.reason.startswith(
+        "plain for 32 to 48: 2.00 times as fast as packed with one row, 1.25 times with a few; "
+    )
+    day = next(iter(make._table.entries.values())).day
+    assert f"measured {day} with {measured_linear.threads()}, kept in linear.json" in make.reason
+    assert str(file) not in make.reason
+
+
+@pytest.mark.parametrize(
+    "part, words", [("processor", "another machine"), ("torch", "another torch"), ("version", "other")]
+)
+def test_a_table_of_another_machine_or_torch_is_measured_again_and_replaced(file, part, words):
+    form_of(maker(file, PLAIN_FASTER))
+    values = json.loads(file.read_text())
+    file.write_text(json.dumps({**values, part: "other"}))
+    make = maker(file)
+    assert form_of(make) == "packed" and make._clock.asked > 0
+    assert "measured again, since the kept linear.json is for another" in make.reason and words in make.reason
+    assert json.loads(file.read_text())[part] == values[part]
+
+
+def test_another_number_of_threads_is_measured_for_itself_and_both_are_kept(file, monkeypatch):
+    assert form_of(maker(file, PLAIN_FASTER)) == "plain"
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
+    assert form_of(maker(file)) == "packed"
+    monkeypatch.undo()
+    again = maker(file)
+    assert form_of(again) == "plain" and again._clock.asked == 0
+
+
+def damage(values: dict, *path: str, to) -> dict:
+    inside = values
+    for name in path[:-1]:
+        inside = inside[name]
+    inside[path[-1]] = to
+    return values
+
+
+ENTRY = ("entries", "the entry")
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        lambda values: "",
+        lambda values: "[1, 2]",
+        lambda values: "{" * 100_000,
+        lambda values: json.dumps(values)[:-9],
+        lambda values: json.dumps(values) + " " * form_times.LARGEST_FILE,
+        lambda values: json.dumps(damage(values, "entries", to=3)),
+        lambda values: json.dumps(damage(values, *ENTRY, to=None)),
+        lambda values: json.dumps(damage(values, *ENTRY, "day", to="/etc/passwd")),
+        lambda values: json.dumps(damage(values, *ENTRY, "day", to=7)),
+        lambda values: json.dumps(damage(values, *ENTRY, "seconds", to={})),
+        lambda values: json.dumps(damage(values, *ENTRY, "seconds", "plain", to={"1": 1.0})),
+        lambda values: json.dumps(damage(values, *ENTRY, "seconds", "evil", to={"1": 1.0})),
+        *(
+            lambda values, bad=bad: json.dumps(damage(values, *ENTRY, "seconds", "plain", "4", to=bad))
+            for bad in (0.0, -1.0, float("nan"), float("inf"), "1", True, None, [1.0])
+        ),
+    ],
+)
+def test_a_damaged_table_is_measured_again_and_replaced(file, damaged):
+    first = maker(file, PLAIN_FASTER)
+    form_of(first)
+    (name,) = first._table.entries
+    values = json.loads(file.read_text().replace(name, "the entry"))
+    file.write_text(damaged(values).replace("the entry", name))
+    make = maker(file)
+    assert form_of(make) == "packed" and make._clock.asked > 0
+    assert "measured again, since the kept linear.json" in make.reason
+    again = maker(file, PLAIN_FASTER)
+    assert form_of(again) == "packed" and again._clock.asked == 0
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder"])
+def test_what_is_no_file_is_not_read(file, kind):
+    file.parent.mkdir()
+    os.mkfifo(file) if kind == "pipe" else file.mkdir()
+    make = maker(file, PLAIN_FASTER)
+    assert form_of(make) == "plain"
+    assert "for this process alone: cannot write" in make.reason and "is no table of times" in make.reason
+
+
+def test_where_nothing_can_be_kept_the_process_measures_once_for_itself():
+    file = Path("/dev/null/cache/linear.json")
+    make = maker(file, PLAIN_FASTER)
+    assert form_of(make) == "plain"
+    assert "for this process alone: cannot write" in make.reason
+    table = table_in(file)
+    assert table_in(Path("/dev/null/cache/linear.json")) is table  # so that it does so for every model
+
+
+def test_an_entry_that_another_process_has_kept_meanwhile_is_the_one_that_counts(file):
+    """Where the file system has no locks, two may measure the same."""
+    late = TimesTable(file)
+    assert form_of(maker(file, PLAIN_FASTER)) == "plain"
+    kept = TimesTable(file)
+    kept.read()
+    ((name, times),) = kept.entries.items()
+    other = form_times.Times({form: dict.fromkeys(by_rows, 1.0) for form, by_rows in times.seconds.items()}, times.day)
+    late.put(name, other)
+    assert late.entries[name] == times and kept.entries == {name: times}
+
+
+CHILD = """
+import sys
+sys.path[:0] = sys.argv[2:]
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from workbench.models import measured_linear
+from workbench.models.measured_linear import MeasuredLinear
+measured_linear.PASSED_BYTES, measured_linear.ALLOWED_S = 1 << 20, 120.0
+asked = []
+def clock(run):
+    asked.append(run()); return {form}.get(run.func.form, 1.0)
+make = MeasuredLinear(1 << 20, clock=clock, wait_s=60.0)
+print([make(torch.zeros(48, inside)).form for inside in (32, 64, 96, 128)], bool(asked))
+"""
+
+
+def test_two_processes_at_once_measure_one_after_the_other_and_choose_alike(tmp_path):
+    """They disagree on what is faster; what was kept first holds for both, and no file is half."""
+    environment = {**os.environ, "WORKBENCH_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", CHILD.replace("{form}", repr(seconds)), str(tmp_path), *sys.path[1:]],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for seconds in ({"plain": 0.5}, {"plain": 2.0})
+    ]
+    said = [child.communicate(timeout=120)[0].rpartition(" ")[0] for child in started]
+    assert said[0] == said[1] != "" and all(child.returncode == 0 for child in started)
+    assert len(json.loads((tmp_path / "cache" / "linear.json").read_text())["entries"]) == 4
+    assert [file.name for file in (tmp_path / "cache").iterdir()] == ["linear.json"]
+
+
+def test_the_lock_of_a_folder_is_had_by_one_and_not_waited_for_in_vain(tmp_path):
+    with alone_in(tmp_path, 0.0) as first, alone_in(tmp_path, 0.0) as second:
+        assert (first, second) == (True, False)
+    with alone_in(tmp_path, 0.0) as held, alone_in(tmp_path / "missing", 1000.0) as missing:
+        assert (held, missing) == (True, False)
+
+
+# -- prepare ---------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def logits_of(model) -> torch.Tensor:
+    kv = Contiguous(CONFIG)
+    steps = [Batch.of([[at % 64]], first_positions=[at]) for at in range(9, 14)]
+    return torch.cat([model(batch, kv) for batch in (Batch.of([list(range(9))], logits="all"), *steps)])
+
+
+@pytest.mark.parametrize("faster", ["plain", "packed"])
+def test_prepare_takes_what_was_measured_and_the_numbers_are_the_same(measuring, file, faster):
+    measuring.seconds = {faster: 0.5}
+    model = random_decoder(CONFIG)
+    fast = prepare(model)
+    assert set(fast.forms.values()) == {faster} and measuring.asked > 0
+    assert fast.linear_reason.startswith(f"{faster} for ") and "kept in linear.json" in fast.linear_reason
+    assert relative_difference(logits_of(fast), logits_of(model)) < TOLERANCE
+    asked = {"max_new_tokens": 16, "temperature": 0.0, "stop_token_ids": ()}
+    assert generate(fast, [1, 2, 3], **asked).tokens == generate(model, [1, 2, 3], **asked).tokens
+    again = measuring.asked
+    assert prepare(model).linear_reason == fast.linear_reason and measuring.asked == again
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 17])
+def test_the_forms_give_the_same_product(rows):
+    weight, x = torch.randn(LARGE), torch.randn(rows, LARGE[1])
+    expected = x.double() @ weight.double().T
+    for make in measured_linear.MAKERS.values():
+        got = make(weight)(x).double()
+        assert got.shape == expected.shape and (rows == 0 or relative_difference(got, expected) < TOLERANCE)
+
+
+@pytest.mark.parametrize("form, rows", [("packed", 4), ("unpadded", 1)])
+def test_one_row_is_multiplied_as_so_many(form, rows):
+    linear, seen = measured_linear.MAKERS[form](torch.randn(LARGE)), []
+    real = linear._multiply
+    linear._multiply = lambda x, *others: seen.append(len(x)) or real(x, *others)
+    linear(torch.randn(1, LARGE[1]))
+    assert seen == [rows] == [linear.least_rows]
+
+
+def test_measuring_takes_no_random_numbers(measuring):
+    model, state = random_decoder(CONFIG), torch.get_rng_state()
+    prepare(model)
+    assert torch.equal(torch.get_rng_state(), state) and measuring.asked > 0
+
+
+def test_with_measuring_off_the_rule_decides_and_nothing_is_read_or_kept(measuring, file, monkeypatch):
+    model = random_decoder(CONFIG)
+    prepare(model)
+    file.unlink()
+    asked = measuring.asked
+    monkeypatch.setenv("WORKBENCH_MEASURE", "off")
+    fast = prepare(model)
+    assert set(fast.forms.values()) == {"packed"} and fast.linear_reason == chosen_linear(torch.float32, "cpu")[1]
+    assert measuring.asked == asked and not file.exists()
+    assert why_not_measured(torch.float32, "cpu") == "WORKBENCH_MEASURE is off"
+
+
+def test_another_setting_is_refused(measuring, monkeypatch):
+    monkeypatch.setenv("WORKBENCH_MEASURE", "of")
+    with pytest.raises(WorkbenchError, match=r"setting of WORKBENCH_MEASURE 'of'; did you mean 'off'\? Known: off, on"):
+        prepare(random_decoder(CONFIG))
+
+
+@pytest.mark.parametrize("linear", ["plain", "packed"])
+def test_what_is_asked_by_name_is_not_measured(measuring, linear):
+    assert set(prepare(random_decoder(CONFIG), linear=linear).forms.values()) == {linear} and measuring.asked == 0
+
+
+def test_what_has_one_form_alone_is_not_measured(measuring):
+    assert prepare(random_decoder(CONFIG).double()).linear_reason.startswith("plain: packing is for")
+    assert measuring.asked == 0
+
+
+def test_the_real_clock_says_seconds_or_that_it_was_disturbed():
+    seconds = [measured_linear.undisturbed(lambda: None) for _ in range(50)]
+    assert any(one is not None and one >= 0 for one in seconds)
+
+
+# -- others that hold matrices as prepare does -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("faster, large_rows", [("packed", 4), ("packed, rows unpadded", 1), ("plain", 1)])
+def test_the_speed_of_weights_is_measured_in_the_form_that_was_chosen(measuring, monkeypatch, faster, large_rows):
+    monkeypatch.setattr(passing, "ROUNDS", 1)
+    measuring.seconds = {faster: 0.5}
+    held = maker_of((32, 48), torch.float32, "cpu", 1 << 20)(torch.zeros(32, 48))
+    assert held.form == ("packed" if large_rows == 1 and faster != "plain" else faster)
+    speeds, _ = passing.measure_weights(torch.float32, 1 << 20, None)
+    assert speeds.large_rows == large_rows
+
+
+def test_the_doctor_says_what_was_measured(measuring, monkeypatch):
+    assert "no shape measured yet" in kept_forms()
+    prepare(random_decoder(CONFIG))
+    assert kept_forms().endswith(f" plain, with {measured_linear.threads()}")
+    assert [one.ok for one in doctor._linear()] == [True]
+    monkeypatch.setenv("WORKBENCH_MEASURE", "off")
+    assert kept_forms().endswith("; not in use: WORKBENCH_MEASURE is off")
