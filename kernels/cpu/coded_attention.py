@@ -4,9 +4,9 @@
     k' = scale · code + zero, a scale (and zero) of each channel over a group of tokens
     v' = scale · code + zero, of each token; fp8 (e4m3) has no zeros
 
-The loop takes a layer of any number of texts, each with one or a few new tokens, and all heads at once. Query heads that
-share a key-value head share what is read. What it computes is softmax(q · k'ᵀ · scale) · v' with sums in float32; only
-the order of additions differs from attention over the numbers.
+The loop takes a layer of any number of texts, each with one or a few new tokens, and all heads at once. Query heads
+that share a key-value head share what is read. What it computes is softmax(q · k'ᵀ · scale) · v' with sums in float32;
+only the order of additions differs from attention over the numbers.
 """
 
 from __future__ import annotations

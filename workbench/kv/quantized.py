@@ -78,9 +78,9 @@ class Quantized(Slots):
     """A KV cache of `max_sequences` slots in few bits, all allocated here and now.
 
     format: "int8", "fp8" (e4m3) or "int4", two codes a byte. group: tokens that share a key's scale, at least 2, and
-    even for int4. dtype: of the recent part, as in `Contiguous`. attention: "codes", "sdpa", "eager" (for proofs) or, as
-    it is unless asked, "auto": the first of these that runs here. `attention` says which it is, `attention_reason` why.
-    `bytes_read` counts what the loop over codes has read of the cache.
+    even for int4. dtype: of the recent part, as in `Contiguous`. attention: "codes", "sdpa", "eager" (for proofs), or
+    "auto", the first of these that runs here. `attention` says which it is, `attention_reason` why. `bytes_read` counts
+    what the loop over codes has read of the cache.
     Raises WorkbenchError for settings that make no sense and, before allocating, for more bytes than are free.
     """
 
