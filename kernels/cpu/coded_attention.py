@@ -95,7 +95,7 @@ class Kept:
     """One layer's part of a cache, as the loop reads it. All tensors stay where they are.
 
     codes: of keys [slots, H_kv, places, rows, D] and values […, D_v], rows the group, or half of it for int4; scales,
-    zeros (None for fp8): float16, of keys [slots, H_kv, places, 1, D], of values [slots, H_kv, places, group, 1];
+    zeros (none for fp8): float16, of keys [slots, H_kv, places, 1, D], of values [slots, H_kv, places, group, 1];
     recent: float32, [slots, H_kv, recent, D] and D_v. heads: query heads. scale: of attention. window None: none.
     """
 
@@ -103,7 +103,7 @@ class Kept:
         self,
         codes: list[torch.Tensor],
         scales: list[torch.Tensor],
-        zeros: list[torch.Tensor] | list[None],
+        zeros: list[torch.Tensor],
         recent: list[torch.Tensor],
         *,
         format: str,
@@ -112,14 +112,13 @@ class Kept:
         window: int | None,
         sinks: int,
     ) -> None:
-        for one in (*codes, *scales, *zeros, *recent):
-            assert one is None or one.is_contiguous()
-        assert all(one.dtype == torch.float16 for one in (*scales, *zeros) if one is not None)
+        assert all(one.is_contiguous() for one in (*codes, *scales, *zeros, *recent))
+        assert all(one.dtype == torch.float16 for one in (*scales, *zeros))
         assert all(one.dtype == torch.float32 for one in recent)
         kv_heads, places, group = scales[1].shape[1:4]
         sides = [
-            Side(*(None if t is None else t.data_ptr() for t in parts), parts[0].shape[-1])
-            for parts in zip(codes, scales, zeros, recent)
+            Side(*(part[i].data_ptr() if part else None for part in (codes, scales, zeros, recent)), codes[i].shape[-1])
+            for i in range(2)
         ]
         self._tensors = (codes, scales, zeros, recent)  # kept alive
         shape = (kv_heads, heads // kv_heads, group, places, recent[0].shape[2])

@@ -129,10 +129,18 @@ class Quantized(Slots):
 
     def _loop(self, layer: int) -> Kept:
         store, at, place = self._home[layer]
-        parts = [[None if t is None else t[at] for t in some] for some in store.parts]
-        look: dict[str, Any] = {"window": self.config.window_of(layer), "sinks": self.config.attention_sinks}
-        shape: dict[str, Any] = {"format": self.format, "heads": self.config.num_heads, "scale": self.scale}
-        return Kept(*parts, [self._keys[place], self._values[place]], **shape, **look)
+        codes, scales, zeros = ([t[at] for t in part if t is not None] for part in store.parts)
+        return Kept(
+            codes,
+            scales,
+            zeros,
+            [self._keys[place], self._values[place]],
+            format=self.format,
+            heads=self.config.num_heads,
+            scale=self.scale,
+            window=self.config.window_of(layer),
+            sinks=self.config.attention_sinks,
+        )
 
     # -- bytes -----------------------------------------------------------------------------------------------
 

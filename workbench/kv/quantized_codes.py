@@ -11,7 +11,7 @@ and many new tokens are a product of matrices: both are dequantized.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
@@ -92,33 +92,29 @@ def seen_by(
     growths: Iterable[tuple[Growth, slice]], store: HoldsGroups, group: int, window: int | None, sinks: int
 ) -> Seen:
     """growths: of the loop's texts, each with its rows of the batch."""
-    texts, runs = [], list[tuple[int, int, int, int]]()
+    texts, runs = list[loop.Text](), list[loop.Run]()
     for grow, rows in growths:
         found = _runs(grow, store, group, window, sinks)
         recent = grow.past - grow.before * group
         keep_at = recent if grow.before == grow.after else -1
-        texts.append((grow.slot, grow.past, rows.start, rows.stop - rows.start, len(runs), len(found), keep_at))
+        texts.append(
+            loop.Text(grow.slot, grow.past, rows.start, rows.stop - rows.start, len(runs), len(found), keep_at)
+        )
         runs += found
-    return Seen(_array(loop.Text, texts), _array(loop.Run, runs), sum(run[2] for run in runs))
+    return Seen((loop.Text * len(texts))(*texts), (loop.Run * len(runs))(*runs), sum(run.tokens for run in runs))
 
 
-def _runs(
-    grow: Growth, store: HoldsGroups, group: int, window: int | None, sinks: int
-) -> list[tuple[int, int, int, int]]:
-    """What new tokens see of those before them, the sinks first: (place, skip, tokens, position)."""
+def _runs(grow: Growth, store: HoldsGroups, group: int, window: int | None, sinks: int) -> list[loop.Run]:
+    """What new tokens see of those before them, the sinks first."""
     first = 0 if window is None else max(0, grow.past - window + 1)
-    whole, runs = grow.before * group, []
+    whole, runs = grow.before * group, list[loop.Run]()
     for start, end in ((0, min(first, sinks)), (first, grow.past)):
         in_groups = min(end, whole)
         if start < in_groups:
             for begin, stop, place in store.runs(start // group, -(-in_groups // group)):
                 at = max(start, begin * group)
-                runs.append((place, at - begin * group, min(in_groups, stop * group) - at, at))
+                runs.append(loop.Run(place, at - begin * group, min(in_groups, stop * group) - at, at))
         at = max(start, whole)
         if at < end:
-            runs.append((loop.RECENT, at - whole, end - at, at))
+            runs.append(loop.Run(loop.RECENT, at - whole, end - at, at))
     return runs
-
-
-def _array(kind: type, rows: Sequence[tuple[int, ...]]) -> ctypes.Array:
-    return (kind * len(rows))(*rows)
