@@ -21,7 +21,6 @@ from workbench.native.build import library
 
 SOURCE = Path(__file__).with_name("coded_attention.cpp")
 FORMATS = ("int8", "fp8", "int4")  # 0 … 255 and e4m3 a byte each; 0 … 15, a token of either half of a group a byte
-MOST_ROWS = 8  # new tokens of a text
 SMALL = 1 << 16  # numbers of the cache, up to which one thread is as fast as several
 RECENT = -1  # place of a run in the recent part
 Pointer, Whole = ctypes.c_void_p, ctypes.c_int64

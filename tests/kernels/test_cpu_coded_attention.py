@@ -17,7 +17,7 @@ from conftest import every_pair, random_decoder, tiny_config
 from workbench.errors import WorkbenchError
 from workbench.kernels.cpu import coded_attention
 from workbench.kv import Quantized, make_kv
-from workbench.kv.quantized_codes import CHOICES, choose_attention
+from workbench.kv.quantized_codes import CHOICES, FEW_TOKENS, choose_attention
 from workbench.models import Batch, load, prepare
 from workbench.native import build
 from workbench.native import compiler as compilers
@@ -75,7 +75,7 @@ def test_texts_of_any_length_are_attended_as_over_the_numbers(heads, size, forma
 
 
 @needs_compiler
-@every_pair(new=range(1, coded_attention.MOST_ROWS + 1), sinks=[0, 1, 5, 40], window=[None, 1, 7, 33], format=FORMATS)
+@every_pair(new=range(1, FEW_TOKENS + 1), sinks=[0, 1, 5, 40], window=[None, 1, 7, 33], format=FORMATS)
 def test_a_few_new_tokens_see_each_other_in_order_and_what_their_windows_show(new, sinks, window, format):
     sinks = sinks if window else 0
     both = caches(format, group=6, num_kv_heads=2, sliding_window=window, attention_sinks=sinks, tokens=200)

@@ -37,8 +37,7 @@ import torch
 import torch.nn.functional as F
 
 from workbench.errors import WorkbenchError, unknown
-from workbench.kernels.cpu.coded_attention import Kept
-from workbench.kv.quantized_codes import Seen, choose_attention, seen_by, texts_for_loop
+from workbench.kv.quantized_codes import Seen, choose_attention, loop_over, seen_by, texts_for_loop
 from workbench.kv.slots import Places, Slots, check_size, dtype_name, require_room, stored_dtype
 from workbench.models.attention import eager_attention, fused_mask, sdpa_attention
 from workbench.models.batch import Batch
@@ -127,20 +126,10 @@ class Quantized(Slots):
         self.bytes_read = 0
         self._step: Any = None  # the _Step of the batch that `begin` accepted
 
-    def _loop(self, layer: int) -> Kept:
+    def _loop(self, layer: int) -> Any:
         store, at, place = self._home[layer]
-        codes, scales, zeros = ([t[at] for t in part if t is not None] for part in store.parts)
-        return Kept(
-            codes,
-            scales,
-            zeros,
-            [self._keys[place], self._values[place]],
-            format=self.format,
-            heads=self.config.num_heads,
-            scale=self.scale,
-            window=self.config.window_of(layer),
-            sinks=self.config.attention_sinks,
-        )
+        parts = [[None if t is None else t[at] for t in part] for part in store.parts]
+        return loop_over(self.config, layer, parts, [self._keys[place], self._values[place]], self.format)
 
     # -- bytes -----------------------------------------------------------------------------------------------
 

@@ -13,16 +13,20 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
 from workbench.errors import WorkbenchError, unknown
-from workbench.kernels.cpu import coded_attention as loop
 from workbench.models.attention import ATTENTION
 from workbench.models.batch import Batch
+from workbench.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from workbench.kernels.cpu import coded_attention as loop
 
 CHOICES = (*ATTENTION, "codes", "auto")
+FEW_TOKENS = 8  # new ones of a text, so many at most go through the loop
 
 
 def choose_attention(name: str, *, dtype: torch.dtype, device: torch.device | str) -> tuple[str, str]:
@@ -39,7 +43,7 @@ def choose_attention(name: str, *, dtype: torch.dtype, device: torch.device | st
             " what runs here"
         )
     return "codes", "as asked" if name == "codes" else (
-        f"a CPU, where the loop reads codes as they lie; trees and more than {loop.MOST_ROWS} new tokens of a text are"
+        f"a CPU, where the loop reads codes as they lie; trees and more than {FEW_TOKENS} new tokens of a text are"
         " dequantized"
     )
 
@@ -51,14 +55,28 @@ def why_not_codes(dtype: torch.dtype, device: torch.device | str) -> str:
     if dtype != torch.float32:
         stored = str(dtype).removeprefix("torch.")
         return f"the loop over codes reads a recent part in float32, and this cache keeps it in {stored}"
-    return loop.why_not_here()
+    from workbench.kernels.cpu.coded_attention import why_not_here
+
+    return why_not_here()
 
 
 def texts_for_loop(batch: Batch) -> list[int]:
     """The sequences of a batch that go through the loop."""
     trees = batch.parents or (None,) * len(batch.sequences)
     sizes = [b - a for a, b in pairwise(batch.query_starts)]
-    return [i for i, (n, tree) in enumerate(zip(sizes, trees)) if tree is None and n <= loop.MOST_ROWS]
+    return [i for i, (n, tree) in enumerate(zip(sizes, trees)) if tree is None and n <= FEW_TOKENS]
+
+
+def loop_over(
+    config: ModelConfig, layer: int, parts: Iterable[list[Any]], recent: list[torch.Tensor], format: str
+) -> loop.Kept:
+    """The loop for one layer. parts: its codes, scales and zeros, each of the keys, then of the values."""
+    from workbench.kernels.cpu.coded_attention import Kept
+
+    codes, scales, zeros = ([t for t in part if t is not None] for part in parts)
+    look: dict[str, Any] = {"window": config.window_of(layer), "sinks": config.attention_sinks}
+    shape: dict[str, Any] = {"heads": config.num_heads, "scale": config.attention_scale}
+    return Kept(codes, scales, zeros, recent, format=format, **shape, **look)
 
 
 class Growth(Protocol):
@@ -92,6 +110,8 @@ def seen_by(
     growths: Iterable[tuple[Growth, slice]], store: HoldsGroups, group: int, window: int | None, sinks: int
 ) -> Seen:
     """growths: of the loop's texts, each with its rows of the batch."""
+    from workbench.kernels.cpu import coded_attention as loop
+
     texts, runs = list[loop.Text](), list[loop.Run]()
     for grow, rows in growths:
         found = _runs(grow, store, group, window, sinks)
@@ -106,6 +126,8 @@ def seen_by(
 
 def _runs(grow: Growth, store: HoldsGroups, group: int, window: int | None, sinks: int) -> list[loop.Run]:
     """What new tokens see of those before them, the sinks first."""
+    from workbench.kernels.cpu import coded_attention as loop
+
     first = 0 if window is None else max(0, grow.past - window + 1)
     whole, runs = grow.before * group, list[loop.Run]()
     for start, end in ((0, min(first, sinks)), (first, grow.past)):
