@@ -2,8 +2,8 @@
 // which says what the arguments are.
 //
 // A key is s_d · code_d + z_d, its scales and zeros of a channel and a group of tokens. So a group's scales go into the
-// query once, q'_d = q_d · s_d, and every token's score is Σ q'_d · code_d + Σ q_d · z_d. A value's scale and zero are of
-// its token and go into the weight: Σ w_t · s_t · code_td + Σ w_t · z_t. A code becomes a float in a register, is
+// query once, q'_d = q_d · s_d, and every token's score is Σ q'_d · code_d + Σ q_d · z_d. A value's scale and zero are
+// of its token and go into the weight: Σ w_t · s_t · code_td + Σ w_t · z_t. A code becomes a float in a register, is
 // multiplied with the queries of its group of heads, and is never written.
 //
 // Softmax is kept online (Milakov & Gimelshein, arXiv 1805.02867), a tile of tokens at a time. An item of work is a
@@ -32,8 +32,8 @@ struct Layer {
   float scale;
 };
 
-struct Run {  // `tokens` tokens side by side, the first of them at `position` in the text
-  int64_t place, skip, tokens, position;  // from the group at `place`, after `skip` tokens; place −1: of the recent part
+struct Run {  // tokens side by side, the first of them at `position` in the text
+  int64_t place, skip, tokens, position;  // from the group at `place` on, after `skip` tokens; −1: the recent part
 };
 
 struct Text {
@@ -146,8 +146,8 @@ void score(const uint8_t* rows, int64_t stride, int count, int64_t size, const f
 
 // P · 8 channels from d on; REST: the last ones, fewer than 8.
 template <Form FORM, int R, int P, bool REST>
-inline void add(const uint8_t* rows, int64_t stride, int count, int64_t size, int64_t d, const float* weights, float* out,
-                int64_t width) {
+inline void add(const uint8_t* rows, int64_t stride, int count, int64_t size, int64_t d, const float* weights,
+                float* out, int64_t width) {
   Floats sums[R][P];
   for (int r = 0; r < R; r++)
     for (int p = 0; p < P; p++) sums[r][p] = load<Floats>(out + r * width + d + p * LANES);
@@ -163,10 +163,11 @@ inline void add(const uint8_t* rows, int64_t stride, int count, int64_t size, in
 
 // weights [R, TILE] -> out [R, width] + Σ weight · value
 template <Form FORM, int R>
-void mix(const uint8_t* rows, int64_t stride, int count, int64_t size, const float* weights, float* out, int64_t width) {
-  constexpr int P = R == 1 ? 8 : R == 2 ? 4 : 2;
+void mix(const uint8_t* rows, int64_t stride, int count, int64_t size, const float* weights, float* out,
+         int64_t width) {
+  constexpr int P = R == 1 ? 8 : R == 2 ? 4 : 2, STEP = P * LANES;
   int64_t d = 0;
-  for (; d + P * LANES <= size; d += P * LANES) add<FORM, R, P, false>(rows, stride, count, size, d, weights, out, width);
+  for (; d + STEP <= size; d += STEP) add<FORM, R, P, false>(rows, stride, count, size, d, weights, out, width);
   for (; d + LANES <= size; d += LANES) add<FORM, R, 1, false>(rows, stride, count, size, d, weights, out, width);
   if (d < size) add<FORM, R, 1, true>(rows, stride, count, size, d, weights, out, width);
 }
@@ -223,9 +224,10 @@ struct Item {
     return seen;
   }
 
-  // Scores of a tile [TILE] -> its weights; the sums so far are rescaled where a larger score comes. scale, zero: of the
-  // values, null for those that are floats.
-  void weigh(int64_t i, int64_t position, int count, float* scores, const float* scale, const float* zero, float* weights) {
+  // Scores of a tile [TILE] -> its weights; the sums so far are rescaled where a larger score comes. scale, zero: of
+  // the values, null for those that are floats.
+  void weigh(int64_t i, int64_t position, int count, float* scores, const float* scale, const float* zero,
+             float* weights) {
     std::fill(weights, weights + TILE, 0.f);
     if (!hide(i / layer.shared, position, count, scores)) return;
     std::fill(scores + count, scores + TILE, LOWEST);
@@ -259,8 +261,8 @@ struct Item {
 
   // One tile whose keys and values have this form. q [Q, wide]; shifts [Q], scale and zero [TILE] or null.
   template <Form FORM>
-  void tile(const uint8_t* keys, int64_t key_stride, const uint8_t* values, int64_t value_stride, int count, int64_t position,
-            const float* q, const float* shifts, const float* scale, const float* zero) {
+  void tile(const uint8_t* keys, int64_t key_stride, const uint8_t* values, int64_t value_stride, int count,
+            int64_t position, const float* q, const float* shifts, const float* scale, const float* zero) {
     float *scores = room.scores.data(), *weights = room.weights.data();
     const int64_t size = layer.keys.size;
     for (int64_t i = 0; i < queries; i += TOGETHER) {
@@ -309,7 +311,9 @@ struct Item {
   template <Form FORM>
   void codes(int64_t place, int64_t row, int64_t begin, int64_t end, int64_t position) {
     const Side &keys = layer.keys, &values = layer.values;
-    const int64_t group = at(place, layer.places), rows = FORM == LOWER || FORM == UPPER ? layer.group / 2 : layer.group;
+    const int64_t rows = FORM == LOWER || FORM == UPPER ? layer.group / 2 : layer.group;
+    const int64_t group = at(place, layer.places);
+    const float* shifts = keys.zero ? room.shifts.data() : nullptr;
     float *scale = room.scales.data(), *zero = values.zero ? scale + TILE : nullptr;
     for (int64_t t = begin; t < end; t += TILE, row += TILE, position += TILE) {
       const int count = std::min<int64_t>(TILE, end - t);
@@ -318,8 +322,9 @@ struct Item {
       if (FORM == E4M3)
         for (int i = 0; i < count; i++) scale[i] *= OF_E4M3;
       if (zero) read_scales(values.zero, true, group * layer.group + t, count, zero);
-      tile<FORM>(keys.codes + (group * rows + row) * keys.size, keys.size, values.codes + (group * rows + row) * values.size,
-                 values.size, count, position, room.scaled.data(), keys.zero ? room.shifts.data() : nullptr, scale, zero);
+      const int64_t first = group * rows + row;
+      tile<FORM>(keys.codes + first * keys.size, keys.size, values.codes + first * values.size, values.size, count,
+                 position, room.scaled.data(), shifts, scale, zero);
     }
   }
 
@@ -436,8 +441,9 @@ struct Call {
     const Text& text = item.text;
     for (int64_t row = 0; text.keep_at >= 0 && row < text.rows; row++) {
       const int64_t to = item.at(text.keep_at + row, layer.recent_places);
-      std::memcpy(layer.keys.recent + to * layer.keys.size, k + row * keys.row, layer.keys.size * sizeof(float));
-      std::memcpy(layer.values.recent + to * layer.values.size, v + row * values.row, layer.values.size * sizeof(float));
+      const int64_t key = layer.keys.size, value = layer.values.size;
+      std::memcpy(layer.keys.recent + to * key, k + row * keys.row, key * sizeof(float));
+      std::memcpy(layer.values.recent + to * value, v + row * values.row, value * sizeof(float));
     }
   }
 
@@ -466,8 +472,8 @@ struct Call {
 
 extern "C" {
 
-// q [N, H_q, D], keys [N, H_kv, D], values [N, H_kv, D_v] of the new tokens -> out [N, H_q, D_v], the rows of these texts.
-// Returns the bytes of the cache that were read.
+// q [N, H_q, D], keys [N, H_kv, D], values [N, H_kv, D_v] of the new tokens -> out [N, H_q, D_v], the rows of these
+// texts. Returns the bytes of the cache that were read.
 int64_t attend_codes(const Layer* layer, const Text* texts, int64_t count, const Run* runs, const float* q,
                      int64_t q_stride, const Rows* keys, const Rows* values, int64_t threads, float* out) {
   static thread_local std::vector<float> parts;
