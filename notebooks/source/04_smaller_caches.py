@@ -1283,9 +1283,13 @@ table(
 )
 
 # %% [markdown]
-# Not with this kv. One operation converts the int8 codes back to float32 and the next attends over the result,
+# Not in this way. One operation converts the int8 codes back to float32 and the next attends over the result,
 # so every step also *writes and reads* a whole float32 cache. This saves memory only. To save time, the codes
 # must be unpacked inside the attention kernel, between memory and the multiply (lab 10).
+#
+# For a few new tokens on a CPU with a C++ compiler the kv does that unless it is told otherwise: `attention="codes"`,
+# where this comparison asks for `attention="sdpa"`. Then a step reads about a third of the float32 cache's bytes and
+# writes no copy.
 
 # %% [markdown]
 # # When to use it, and when not

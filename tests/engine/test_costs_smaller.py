@@ -129,6 +129,8 @@ def watched(model, kind, kv_settings, new, past, watch, **room):
     if kind == "recompute":
         kv = make_kv(kind, model.config, **room)
     else:
+        if kind == "quantized":  # which is what is counted
+            room = {"attention": "sdpa"} | room
         kv = kv_for(kind, model, max_sequences=3, max_tokens=40, **kv_settings, **room)
     with torch.inference_mode():
         if any(past):

@@ -3,6 +3,7 @@ at a time. Whatever was chunked, batched, cut, forked, released or refused, the 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from test_parity import PROMPT, SHAPE, TOLERANCE, relative_difference, their_logits
+from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM
 
 from workbench.errors import WorkbenchError
@@ -349,6 +351,29 @@ def test_what_is_reserved_is_what_was_allocated_and_nothing_large_comes_after(dt
                 peaks[first].append(taken.bytes)
     for small, large in peaks.values():
         assert large - small < (held[1] - held[0]) / 8
+
+
+@pytest.mark.parametrize("new", [1, 4])
+@pytest.mark.parametrize("texts", [1, 3])
+@pytest.mark.parametrize("shape", [{}, {"sliding_window": 6, "attention_sinks": 2}])
+def test_a_step_copies_the_new_keys_and_values_and_nothing_that_is_kept(shape, texts, new):
+    """What torch does with our views, inside its attention too; and no layer makes a mask of its own."""
+    c = tiny_config(num_heads=4, num_kv_heads=2, **shape)
+    kv = Contiguous(c, max_sequences=3, max_tokens=64)
+    names = list(range(texts))
+    with torch.inference_mode():
+        for count, first in ((30, 0), (new, 30)):
+            batch = Batch.of([[0] * count] * texts, sequences=names, first_positions=[first] * texts)
+            rows = [torch.randn(texts * count, heads, 8) for heads in (4, c.num_kv_heads, c.num_kv_heads)]
+            kv.begin(batch)
+            kv.attend(0, *rows, batch)
+            with profile(activities=[ProfilerActivity.CPU]) as seen:
+                kv.attend(1, *rows, batch)
+    done = Counter(event.name for event in seen.events())
+    alone = texts if new > 1 else 1  # calls of attention: single tokens share one
+    assert done["aten::copy_"] == 2 * alone and done["aten::scaled_dot_product_attention"] == alone
+    copying = ("clone", "contiguous", "where", "repeat_interleave", "index_select", "masked_fill")
+    assert not [name for name in done if name.removeprefix("aten::").rstrip("_") in copying]
 
 
 def test_keys_of_a_bfloat16_model_are_kept_as_float32_on_a_cpu(gqa):

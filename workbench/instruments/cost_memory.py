@@ -50,8 +50,9 @@ class Memory:
 
         latent_form: the form alone, one of FORMS. "paged" is counted as what lies in its blocks, like "latent" or
         "contiguous", read once where it lies: neither the gathering where neither kernels nor the loop over blocks
-        run, nor the part of the last block that is empty. Raises WorkbenchError for what does not go with the kind or
-        the shape.
+        run, nor the part of the last block that is empty. "quantized" is counted as dequantized (its attention="sdpa"),
+        not as the loop over codes reads it on a CPU. Raises WorkbenchError for what does not go with the kind or the
+        shape.
         """
         if kind not in COUNTED_KVS:
             raise unknown("kv kind to count", kind, COUNTED_KVS)

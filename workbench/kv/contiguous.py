@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 
 from workbench.kv.slots import Places, Slots, dtype_name, require_room
-from workbench.models.attention import eager_attention, fused_mask, sdpa_attention
+from workbench.models.attention import added_mask, eager_attention, fused_mask, sdpa_attention
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
 from workbench.models.latent import UpProjections
@@ -274,7 +274,7 @@ class _Step:
             self.trees = batch.parents or (None,) * count
             self.masks = {
                 window: [
-                    fused_mask(n, length, window, keys.device, sinks, tree)
+                    self._mask(n, length, window, sinks, tree, keys)
                     for n, length, tree in zip(sizes, lengths, self.trees)
                 ]
                 for window in windows
@@ -287,6 +287,13 @@ class _Step:
         else:
             last = torch.tensor(lengths, device=keys.device) - 1
             self._at = (torch.arange(slots[0], slots[0] + count, device=keys.device), slice(None), last)
+
+    @staticmethod
+    def _mask(
+        count: int, length: int, window: int | None, sinks: int, tree: Sequence[int] | None, keys: torch.Tensor
+    ) -> torch.Tensor | None:
+        mask = fused_mask(count, length, window, keys.device, sinks, tree)
+        return added_mask(mask, keys.dtype) if keys.device.type == "cpu" else mask
 
     def write(self, place: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """k, v [B, H_kv, D] into the rectangle, each at its own sequence's last position."""

@@ -21,7 +21,8 @@ Then Σ|w' − w| ≤ e²ᵟ − 1, and out' − out = Σ (w' − w)·v + Σ w'�
 
 Layers with a window keep the groups that are still seen, in a ring of places (and those with attention sinks); the
 others keep all. Latent attention is kept expanded: a scale a channel needs channels that mean one thing a head.
-Reading takes a layer's groups back to numbers, one sequence after the other, and attends over them as ever.
+On a CPU a loop in C++ attends over the codes as they lie (`workbench.kv.quantized_codes`, which also says when). Else
+reading takes a layer's groups back to numbers, one sequence after the other, and attends over them as ever.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ import torch
 import torch.nn.functional as F
 
 from workbench.errors import WorkbenchError, unknown
-from workbench.kv.slots import Places, Slots, check_size, dtype_name, require_room
+from workbench.kv.quantized_codes import Seen, choose_attention, loop_over, seen_by, texts_for_loop
+from workbench.kv.slots import Places, Slots, check_size, dtype_name, require_room, stored_dtype
 from workbench.models.attention import eager_attention, fused_mask, sdpa_attention
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
@@ -75,7 +77,9 @@ class Quantized(Slots):
     """A KV cache of `max_sequences` slots in few bits, all allocated here and now.
 
     format: "int8", "fp8" (e4m3) or "int4", two codes a byte. group: tokens that share a key's scale, at least 2, and
-    even for int4. dtype: of the recent part, as in `Contiguous`. attention: "sdpa", or "eager" for proofs.
+    even for int4. dtype: of the recent part, as in `Contiguous`. attention: "codes", "sdpa", "eager" (for proofs), or
+    "auto", the first of these that runs here. `attention` says which it is, `attention_reason` why. `bytes_read` counts
+    what the loop over codes has read of the cache.
     Raises WorkbenchError for settings that make no sense and, before allocating, for more bytes than are free.
     """
 
@@ -87,13 +91,16 @@ class Quantized(Slots):
         max_tokens: int | None = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
-        attention: str = "sdpa",
+        attention: str = "auto",
         format: str = "int8",
         group: int = GROUP,
     ) -> None:
-        super().__init__(
-            config, max_sequences=max_sequences, max_tokens=max_tokens, dtype=dtype, device=device, attention=attention
+        self.attention, self.attention_reason = choose_attention(
+            attention, dtype=stored_dtype(dtype, device), device=device
         )
+        dequantized = "sdpa" if self.attention == "codes" else self.attention
+        room: dict[str, Any] = {"max_sequences": max_sequences, "max_tokens": max_tokens}
+        super().__init__(config, **room, dtype=dtype, device=device, attention=dequantized)
         self.format, self.group = format, group
         plan = _Plan.of(config, self.max_tokens, self.dtype, format, group)
         needed = max_sequences * plan.bytes_per_slot
@@ -115,7 +122,14 @@ class Quantized(Slots):
         self._groups = [0] * max_sequences  # quantized so far, of each slot
         self._since = [plan.pinned] * max_sequences  # first group of the ring that is still there
         self._last_user = {config.kv_source(layer): layer for layer in range(config.num_layers)}
+        self._loops = {layer: self._loop(layer) for layer in self._home} if self.attention == "codes" else {}
+        self.bytes_read = 0
         self._step: Any = None  # the _Step of the batch that `begin` accepted
+
+    def _loop(self, layer: int) -> Any:
+        store, at, place = self._home[layer]
+        parts = [[None if t is None else t[at] for t in part] for part in store.parts]
+        return loop_over(self.config, layer, parts, [self._keys[place], self._values[place]], self.format)
 
     # -- bytes -----------------------------------------------------------------------------------------------
 
@@ -181,7 +195,10 @@ class Quantized(Slots):
         if out_dtype != self.dtype:
             q = q.to(self.dtype)
         out = q.new_empty((*q.shape[:2], self.config.value_head_dim))
-        for index, rows in enumerate(step.rows):
+        if step.in_loop:
+            self._attend_codes(layer, q, k, v, out)
+        for index in step.dequantized:
+            rows = step.rows[index]
             seen = step.shared.pop((source, index), None)
             if seen is None:
                 assert k is not None and v is not None, "the first layer that reads these keys brings them"
@@ -194,6 +211,26 @@ class Quantized(Slots):
         if layer == self.config.num_layers - 1:
             step.scratch = None
         return out if out_dtype == self.dtype else out.to(out_dtype)
+
+    def _attend_codes(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, out: torch.Tensor
+    ) -> None:
+        """The rows of the loop's texts. It stores the new tokens where no group leaves the recent part; the others are
+        stored here, once the last layer that reads these keys has seen them as they came."""
+        step, source = self._step, self.config.kv_source(layer)
+        if k is None or v is None:
+            k, v = step.new[source]
+        k, v = k.to(self.dtype), v.to(self.dtype)
+        seen = step.seen_in_loop[self.config.window_of(layer)]
+        numbers = seen.tokens * self.config.num_kv_heads * (self.config.head_dim + self.config.value_head_dim)
+        self.bytes_read += self._loops[source].attend(q, k, v, seen.texts, seen.runs, out, numbers=numbers)
+        if self._last_user[source] != layer:
+            step.new[source] = k, v
+            return
+        step.new.pop(source, None)
+        for index in step.in_loop:
+            if step.growths[index].after > step.growths[index].before:
+                self._put(source, step, index, k[step.rows[index]], v[step.rows[index]])
 
     def put(self, layer: int, k: torch.Tensor, v: torch.Tensor, batch: Batch) -> None:
         """Store the keys and values [N, H_kv, D] of the batch that `begin` accepted, without attending."""
@@ -303,7 +340,13 @@ class Quantized(Slots):
             before = self._groups[slot]
             after = max(before, self._plan.groups_of(length))
             growths.append(_Growth(slot, past, before, after, self._since[slot]))
-        step = _Step(batch, growths, self._plan, self._keys.device)
+        step = _Step(batch, growths, self._plan, self._keys.device, texts_for_loop(batch) if self._loops else [])
+        if step.in_loop:
+            of_texts = [(growths[index], step.rows[index]) for index in step.in_loop]
+            step.seen_in_loop = {
+                window: seen_by(of_texts, store, self.group, window, self.config.attention_sinks)
+                for window, store in self._stores.items()
+            }
         for grow in growths:
             if grow.after > grow.before and grow.past:
                 recent = [t[:, grow.slot].clone() for t in (self._keys, self._values)]
@@ -504,11 +547,12 @@ class _Store:
         blocks = ((1, c.head_dim), (plan.group, 1))  # a key's scale serves a channel, a value's a token
         self._scales = [zeros(*block) for block in blocks]
         self._zeros = [zeros(*block) for block in blocks] if codes.has_zero else [None, None]
-        self.tensors = [t for t in (*self._codes, *self._scales, *self._zeros) if t is not None]
+        self.parts = self._codes, self._scales, self._zeros  # each of the keys, then of the values
+        self.tensors = [t for part in self.parts for t in part if t is not None]
 
     def read(self, at: int, slot: int, first: int, last: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """Groups first … last − 1 as numbers into k [H_kv, groups · group, D] and v."""
-        for begin, end, place in self._runs(first, last):
+        for begin, end, place in self.runs(first, last):
             for out, codes, scale, zero in zip((k, v), self._codes, self._scales, self._zeros):
                 out = out.unflatten(1, (last - first, -1))[:, begin - first : end - first]
                 here = (at, slot, slice(None), slice(place, place + end - begin))
@@ -546,15 +590,15 @@ class _Store:
 
     def _overwritten(self, grow: _Growth) -> list[tuple[int, int, int]]:
         assert self.ring is not None, "a store of layers with a window"
-        return self._runs(grow.since, min(grow.before, grow.after - self.ring))
+        return self.runs(grow.since, min(grow.before, grow.after - self.ring))
 
     def _kept_runs(self, first: int, last: int) -> list[tuple[int, int, int]]:
         if self.ring is None or last - first <= self.ring:
-            return self._runs(first, last)
+            return self.runs(first, last)
         start = max(first, last - self.ring, self.pinned)
-        return self._runs(first, min(last, self.pinned)) + self._runs(start, last)
+        return self.runs(first, min(last, self.pinned)) + self.runs(start, last)
 
-    def _runs(self, first: int, last: int) -> list[tuple[int, int, int]]:
+    def runs(self, first: int, last: int) -> list[tuple[int, int, int]]:
         """[(begin, end, place)]: groups begin … end − 1 lie at place, place + 1, …"""
         runs = []
         while first < last:
@@ -599,19 +643,28 @@ class _Look:
 class _Step:
     """What all layers share while one batch is processed."""
 
-    def __init__(self, batch: Batch, growths: list[_Growth], plan: _Plan, device: torch.device | str) -> None:
-        self.growths = growths
+    def __init__(
+        self, batch: Batch, growths: list[_Growth], plan: _Plan, device: torch.device | str, in_loop: list[int]
+    ) -> None:
+        self.growths, self.in_loop = growths, in_loop  # sequences of the batch that the loop over codes takes …
+        self.dequantized = [index for index in range(len(growths)) if index not in set(in_loop)]  # … and the others
         self.rows = [slice(a, b) for a, b in pairwise(batch.query_starts)]
+        sizes = [rows.stop - rows.start for rows in self.rows]
         trees = batch.parents or (None,) * len(growths)
         self.looks = {
-            (index, window): self._look(grow, rows.stop - rows.start, tree, window, plan, device)
-            for index, (grow, rows, tree) in enumerate(zip(growths, self.rows, trees))
+            (index, window): self._look(growths[index], sizes[index], trees[index], window, plan, device)
+            for index in self.dequantized
             for window in plan.stores
         }
         self.longest = max(
-            look.sinks + growths[index].past - look.group * plan.group + self.rows[index].stop - self.rows[index].start
-            for (index, _), look in self.looks.items()
+            (
+                look.sinks + growths[index].past - look.group * plan.group + sizes[index]
+                for (index, _), look in self.looks.items()
+            ),
+            default=0,
         )
+        self.seen_in_loop: dict[int | None, Seen] = {}
+        self.new: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # of a layer, until the last one that reads them
         self.scratch: tuple[torch.Tensor, torch.Tensor] | None = None
         self.shared: dict[tuple[int, int], tuple[Any, ...]] = {}  # (layer, sequence) until the last layer that reads it
         self.kept: dict[int, tuple[Any, ...]] = {}  # slot: what has to come back if the batch is undone

@@ -105,6 +105,14 @@ def fused_mask(
     )
 
 
+def added_mask(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+    """A mask of `fused_mask` as what is added to scores of this type, 0 or −∞: torch's kernel for CPUs makes it of one
+    of bools in every call, so where layers share a mask it is better made once."""
+    if mask is None:
+        return None
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -math.inf)
+
+
 def sdpa_attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -118,7 +126,7 @@ def sdpa_attention(
 ) -> torch.Tensor:
     """The same through torch's fused kernel, which never writes the n × S scores to memory.
 
-    mask: what `fused_mask` gives, if it is at hand already (it is the same for all layers).
+    mask: what `fused_mask` or `added_mask` gives, if it is at hand already (it is the same for all layers).
     """
     queries, keys = q.shape[0], k.shape[0]
     if mask is None:
