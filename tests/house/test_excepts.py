@@ -163,6 +163,9 @@ REASONS = {
     "what is not there, or cannot be read, is 'not known' to the caller, as the docstring or the type says": (
         "workbench/parallel/shared_memory.py free_shared_memory: OSError",
         "workbench/files.py _mode: FileNotFoundError",
+        "workbench/files.py _taken: BlockingIOError",
+        "workbench/files.py alone_in: OSError",
+        "workbench/models/form_times.py _read: FileNotFoundError",
         "workbench/files.py home: RuntimeError",
         "workbench/grading/child.py _resident_bytes: OSError",
         "workbench/grading/confine.py without: OSError",
@@ -277,6 +280,7 @@ REASONS = {
         "workbench/grading/warm.py Warm.start: OSError",
         "workbench/instruments/device.py ceilings: WorkbenchError",
         "workbench/native/build.py _compiled: WorkbenchError",  # compiled for this process alone
+        "workbench/models/measured_linear.py MeasuredLinear._measured: OSError",  # `put` says why
         "workbench/instruments/device.py cpu_name: OSError, StopIteration",
         "workbench/instruments/memory.py _system_bytes: OSError, StopIteration",
         "workbench/labs/lab10_kernels/cases.py held_to_float64: torch.cuda.OutOfMemoryError",
