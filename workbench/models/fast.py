@@ -233,6 +233,10 @@ class FastDecoder:
                     return stepped[0]
             elif self._steps.takes(kv):
                 return self._steps(*self._start(batch, kv), batch, kv)
+        elif self._steps is not None:
+            logits = self._steps.few_rows(batch, kv, self._tables_for)
+            if logits is not None:
+                return logits
         with self._launching():
             return self._logits(batch, kv)
 
@@ -276,8 +280,11 @@ class FastDecoder:
 
     @property
     def compiled_reason(self) -> str:
-        """What steps of one token are, in words."""
-        return self._why_not_compiled if self._steps is None else self._steps.reason
+        """What steps of one token are, in words, and after a semicolon what the last batch of several rows was that
+        wanted logits for all of them, as the verification of drafted tokens does."""
+        if self._steps is None:
+            return self._why_not_compiled
+        return "; ".join(filter(None, (self._steps.reason, self._steps.rows_reason)))
 
     @property
     def why_not_compiled(self) -> str:
