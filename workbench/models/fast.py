@@ -62,9 +62,9 @@ def prepare(
     (embedding, norms, and with plain linears the matrices that stand alone) are shared with it.
 
     linear: "packed" (CPU), "triton" (CUDA), "plain", or "auto": packed on a CPU and our kernel on a GPU where that
-    can be; `linear_reason` of the result says why. compile: steps of one row are compiled
-    (workbench.models.compiled), which needs a C++ compiler and takes half a minute at the first step, once a machine
-    where the step is one call; they read the weights unpacked, so both forms are kept, twice the memory. Where
+    can be; `linear_reason` of the result says why. compile: steps of one row are compiled, and the verification of a
+    few drafted tokens where a step is one call (workbench.models.compiled), which needs a C++ compiler and takes half a
+    minute at the first step, once a machine where it is one call; they read the weights unpacked, so both forms are kept, twice the memory. Where
     nothing can be compiled, steps run as they are. `compiled_reason` of the result says what came of it,
     `why_not_compiled` what hindered; `say` is told what takes time and what hinders, default a line on standard
     error. kernels: "torch", "triton" (workbench.models.fused; on a CPU in Triton's interpreter, which is for tests),
