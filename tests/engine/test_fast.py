@@ -331,10 +331,11 @@ def test_packed_bfloat16_rounds_no_more_than_torch_does(out, inside):
             assert relative_difference(linear(x).double(), expected) < torch.finfo(dtype).eps + TOLERANCE
 
 
+@pytest.mark.parametrize("rows", (1, 5))
 @pytest.mark.parametrize("bias", [True, False])
-def test_the_product_of_one_row_as_a_sum_is_the_product(bias):
+def test_the_product_of_a_few_rows_as_sums_is_the_product(bias, rows):
     torch.manual_seed(0)
-    weight, shift, x = torch.randn(48, 32), torch.randn(48) if bias else None, torch.randn(1, 32)
+    weight, shift, x = torch.randn(48, 32), torch.randn(48) if bias else None, torch.randn(rows, 32)
     assert relative_difference(Matvec(weight, shift)(x), F.linear(x, weight, shift)) < TOLERANCE
 
 

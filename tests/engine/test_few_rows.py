@@ -19,6 +19,7 @@ from workbench.kv import KV, Contiguous, Paged, Recompute
 from workbench.models import Batch, Decoder, one_call, prepare
 from workbench.models.compiled import ROWS
 from workbench.models.fast import FastDecoder
+from workbench.models.linear import Matvec
 from workbench.models.one_call import OneCall
 from workbench.native.compiler import OFF
 from workbench.speculation import ModelDraft
@@ -137,6 +138,19 @@ def test_compiled_it_is_the_same_in_any_slot_and_up_to_the_caches_end(name, size
         same_as_the_decoder(name, CACHED, rows, take, slots=3)
         same_as_the_decoder(name, CACHED, rows, take, room=CACHED + rows)
         same_as_the_decoder(name, 2, rows, take, room=64)
+
+
+@needs_compiler
+def test_compiled_one_loop_reads_the_weight_for_all_rows():
+    from torch._inductor.utils import run_and_get_code
+
+    torch.manual_seed(0)
+    weight, x = torch.randn(56, 32), torch.randn(LARGE, 32)
+    linear = Matvec(weight)
+    compiled = torch.compile(lambda x: linear(x * 0.5), options=one_call.OPTIONS)
+    y, (code,) = run_and_get_code(compiled, x)
+    assert relative_difference(y, x * 0.5 @ weight.T) < TOLERANCE
+    assert code.count("<static_cast<int64_t>(56L)") == 1
 
 
 @needs_compiler

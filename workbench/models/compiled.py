@@ -35,8 +35,9 @@ from workbench.native.compiler import why_no_compiler
 Norm = Callable[..., torch.Tensor]
 Stepped = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # logits, and k, v of all layers
 Tables = Callable[[int], list[torch.Tensor]]
-# Of compiled verifications, for 4 and 8 drafted tokens; a batch is padded to the next. 3 rows took 0.92 of the time of 5,
-# which is not worth another compilation; with many more the sums of all rows no longer fit into the registers.
+Which = tuple[torch.dtype, int]  # type of the cached keys and values, rows
+# Of compiled verifications, for 4 and 8 drafted tokens; a batch is padded to the next. 3 rows took 0.92 of the time of
+# 5, which is not worth another compilation; with many more the sums of all rows no longer fit into the registers.
 ROWS = (5, 9)
 WHOLE_LAYERS = 16  # a graph of more layers takes minutes to compile
 
@@ -80,9 +81,7 @@ class CompiledSteps:
         self.reason, self.why_not, self.rows_reason = "no step was taken yet", "", ""
         self._pieces_reason = why_not_whole(config)
         self._on_cpu = device.type == "cpu"
-        self._calls: dict[
-            tuple[torch.dtype, int], OneCall | None
-        ] = {}  # by the cache's type and rows; None: not to be had
+        self._calls: dict[Which, OneCall | None] = {}  # None: it cannot be had
         self._came_from: dict[int, str] = {}  # by rows
         self._why_not_rows: dict[int, str] = {}
         self._lock = threading.Lock()
@@ -106,7 +105,8 @@ class CompiledSteps:
         way: `rows_reason` says why.
 
         A verification is a chain of up to ROWS[-1] tokens of one sequence that is cached already, with logits for all
-        of them. A prompt, or a part of one, wants logits for its last token or none, and changes nothing here.
+        of them. A prompt, or a part of one, wants logits for its last token or none, and changes nothing here; a part
+        of few tokens that wants them all, for their log-probabilities, is the same batch and is taken too.
         """
         if batch.logit_rows is not None or max(batch.first_positions) == 0:
             return None
@@ -168,9 +168,8 @@ class CompiledSteps:
             which = stored, rows
             if which not in self._calls:
                 try:
-                    self._calls[which], where = kept.ready_step(
-                        self.given, self.config, stored, rows, self.name, self._say
-                    )
+                    given = self.given, self.config, stored, rows, self.name, self._say
+                    self._calls[which], where = kept.ready_step(*given)
                     self._came_from[rows] = where
                     if rows == 1:
                         self.reason = f"a step is one call, {where}"

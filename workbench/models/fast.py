@@ -61,22 +61,22 @@ def prepare(
     """The model arranged for inference. `model` stays as it was and may be dropped; weights that need no rearranging
     (embedding, norms, and with plain linears the matrices that stand alone) are shared with it.
 
-    linear: "packed" (CPU), "triton" (CUDA), "plain", or "auto": packed on a CPU and our kernel on a GPU where that
-    can be; `linear_reason` of the result says why. compile: steps of one row are compiled, and the verification of a
-    few drafted tokens where a step is one call (workbench.models.compiled), which needs a C++ compiler and takes half a
-    minute at the first step, once a machine where it is one call; they read the weights unpacked, so both forms are kept, twice the memory. Where
-    nothing can be compiled, steps run as they are. `compiled_reason` of the result says what came of it,
-    `why_not_compiled` what hindered; `say` is told what takes time and what hinders, default a line on standard
-    error. kernels: "torch", "triton" (workbench.models.fused; on a CPU in Triton's interpreter, which is for tests),
-    or "auto": triton on a CUDA device where there are kernels for the model's shape. What came of it, and why, are
-    `kernels` and `kernels_reason` of the result. graphs: whether an `Engine` records its decode steps with this model
-    and replays them (workbench.models.graphs): True, False, or "auto", on a CUDA device where kernels attend; not
+    linear: "packed" (CPU), "triton" (CUDA), "plain", or "auto": packed on a CPU and our kernel on a GPU where that can
+    be; `linear_reason` of the result says why. compile: steps of one row are compiled, and the verification of a few
+    drafted tokens where a step is one call (workbench.models.compiled), which needs a C++ compiler and takes half a
+    minute at the first step, once a machine where it is one call; they read the weights unpacked, so both forms are
+    kept, twice the memory. Where nothing can be compiled, steps run as they are. `compiled_reason` of the result says
+    what came of it, `why_not_compiled` what hindered; `say` is told what takes time and what hinders, default a line on
+    standard error. kernels: "torch", "triton" (workbench.models.fused; on a CPU in Triton's interpreter, which is for
+    tests), or "auto": triton on a CUDA device where there are kernels for the model's shape. What came of it, and why,
+    are `kernels` and `kernels_reason` of the result. graphs: whether an `Engine` records its decode steps with this
+    model and replays them (workbench.models.graphs): True, False, or "auto", on a CUDA device where kernels attend; not
     with compile. dependent_launches: our kernels begin while the one before them ends
     (`workbench.kernels.launch.dependent_launches`), on a GPU of compute capability 9.0 or newer; off, because nobody
     has measured yet what it gains. experts: how a mixture of experts runs, "loop" or "grouped"
-    (workbench.models.fast_experts), which is not the default for the same reason. inputs: what
-    quantized linears are multiplied with: "exact", or "q8" (CPU): rounded to 8 bits too, a scale a block, so that
-    products are whole numbers. That is faster and moves the logits a little, so it is never chosen by itself.
+    (workbench.models.fast_experts), which is not the default for the same reason. inputs: what quantized linears are
+    multiplied with: "exact", or "q8" (CPU): rounded to 8 bits too, a scale a block, so that products are whole numbers.
+    That is faster and moves the logits a little, so it is never chosen by itself.
     Raises WorkbenchError for a linear, kernels or inputs that this model, dtype or device does not have.
     """
     if isinstance(model, FastDecoder):
