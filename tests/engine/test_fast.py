@@ -17,7 +17,7 @@ from workbench.generation import generate
 from workbench.kv import Contiguous, Quantized, Recompute
 from workbench.models import Batch, Decoder, load, prepare
 from workbench.models.attention import eager_attention
-from workbench.models.compiled import attend_one, why_not_whole
+from workbench.models.compiled import attend_rows, why_not_whole
 from workbench.models.config import LatentAttentionShape, LinearScaling, ModelConfig, RotaryScaling, YarnScaling
 from workbench.models.corpus import held_out_files, token_stream
 from workbench.models.fast import FastDecoder
@@ -331,10 +331,11 @@ def test_packed_bfloat16_rounds_no_more_than_torch_does(out, inside):
             assert relative_difference(linear(x).double(), expected) < torch.finfo(dtype).eps + TOLERANCE
 
 
+@pytest.mark.parametrize("rows", (1, 5))
 @pytest.mark.parametrize("bias", [True, False])
-def test_the_product_of_one_row_as_a_sum_is_the_product(bias):
+def test_the_product_of_a_few_rows_as_sums_is_the_product(bias, rows):
     torch.manual_seed(0)
-    weight, shift, x = torch.randn(48, 32), torch.randn(48) if bias else None, torch.randn(1, 32)
+    weight, shift, x = torch.randn(48, 32), torch.randn(48) if bias else None, torch.randn(rows, 32)
     assert relative_difference(Matvec(weight, shift)(x), F.linear(x, weight, shift)) < TOLERANCE
 
 
@@ -410,7 +411,7 @@ def test_one_query_as_sums_is_attention(size):
     keys, values = torch.randn(2, 9, 8), torch.randn(2, 9, 8)
     joined = [torch.cat((old, new[:, None]), dim=1).transpose(0, 1) for old, new in ((keys, k), (values, v))]
     expected = eager_attention(q[None], *joined, scale=0.3)[0]
-    assert relative_difference(attend_one(q, k, v, keys, values, 0.3), expected) < TOLERANCE
+    assert relative_difference(attend_rows(q[None], k[None], v[None], keys, values, 0.3)[0], expected) < TOLERANCE
 
 
 def test_a_deep_model_is_not_compiled_at_once():

@@ -48,7 +48,8 @@ def cache(built, tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
     library = files(built)[1]
 
-    def again(given, config, stored, compiler, folder):
+    def again(given, config, stored, rows, compiler, folder):
+        assert rows == 1
         copy = Path(folder) / "step.so"
         shutil.copy(library, copy)
         return copy
@@ -191,14 +192,15 @@ def test_those_not_used_for_longest_go_and_what_was_left_behind(cache, monkeypat
 
 
 def test_all_that_the_code_depends_on_is_in_its_name():
-    def lines(config=CONFIG, stored=torch.float32, dtype=torch.float32):
+    def lines(config=CONFIG, stored=torch.float32, dtype=torch.float32, rows=1):
         fast = prepare(random_decoder(config).to(dtype), compile=True, say=lambda line: None)
-        return tuple(one_call.described(fast._steps.given, fast.config, stored))
+        return tuple(one_call.described(fast._steps.given, fast.config, stored, rows))
 
     usual = lines()
     assert usual == lines()
     others = [
         lines(stored=torch.float16),
+        lines(rows=5),
         lines(dtype=torch.float64),
         lines(tiny_config(vocab_size=64, context_length=2048)),
         lines(tiny_config(vocab_size=64, context_length=4096, tie_embeddings=False)),

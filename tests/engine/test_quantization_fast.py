@@ -91,14 +91,15 @@ def check_form(stored: Grouped) -> None:
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("out", [OUT, 7, 17])
 @pytest.mark.parametrize("format", FORMATS, ids=lambda f: f.name)
-def test_sums_of_codes_are_the_product_of_one_row(format, out, group):
+def test_sums_of_codes_are_the_product_of_a_few_rows(format, out, group):
     """Also for outputs that do not fill the lanes of a vector."""
     stored = weight(format, group, out=out)
     for dtype, tolerance in ((torch.float32, TOLERANCE), (torch.bfloat16, 2.0**-7)):
-        x = inputs(1, dtype)
-        y = CodeMatvec(stored, dtype)(x)
-        assert y.dtype == dtype and y.shape == (1, out)
-        assert relative_difference(y.double(), product(x, stored.dequantize())) < tolerance
+        for rows in (1, 3):
+            x = inputs(rows, dtype)
+            y = CodeMatvec(stored, dtype)(x)
+            assert y.dtype == dtype and y.shape == (rows, out)
+            assert relative_difference(y.double(), product(x, stored.dequantize())) < tolerance
 
 
 @pytest.mark.parametrize("format", FORMATS, ids=lambda f: f.name)

@@ -128,23 +128,26 @@ class Contiguous(Slots):
         self._keys[:, slot, :, at] = k
         self._values[:, slot, :, at] = v
 
-    def step_storage(self, sequence: Hashable) -> Storage | None:
+    def step_storage(self, sequence: Hashable, rows: int = 1) -> Storage | None:
         """All keys and values, and where this sequence's lie, for a step that attends and writes by itself.
 
-        None where no such step can be taken now: the sequence is new, full, ends in a tree, or a batch is unfinished;
-        and where a class on top may attend in another way.
+        None where no step of so many tokens can be taken now: the sequence is new, has no room for them, ends in a
+        tree, or a batch is unfinished; where a token sees itself alone (a window of 1); and where a class on top may
+        attend in another way.
         """
         length = self._lengths.get(sequence, 0)
         unfinished = self._batch is not None and self._layers_done != self.config.num_layers
-        if type(self) is not Contiguous or not 0 < length < self.max_tokens or self._trees or unfinished:
+        if type(self) is not Contiguous or not 0 < length <= self.max_tokens - rows or self._trees or unfinished:
             return None
         window = self.config.sliding_window
         first = 0 if window is None else max(0, length - window + 1)
+        if first == length:
+            return None
         return Storage(self._keys, self._values, self._slots[sequence], first, length)
 
-    def note_step(self, sequence: Hashable) -> None:
-        """A step has written the keys and values of this sequence's next token, of all layers, into the storage."""
-        self._lengths[sequence] += 1
+    def note_step(self, sequence: Hashable, rows: int = 1) -> None:
+        """A step has written the keys and values of this sequence's next tokens, of all layers, into the storage."""
+        self._lengths[sequence] += rows
         self._batch = None
 
     # -- what a slot holds ---------------------------------------------------------------------------------

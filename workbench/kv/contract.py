@@ -23,9 +23,10 @@ class KV(Protocol):
     Two more methods are optional: for a batch of one token, `before_step(batch)` returns the cached keys and values of
     its sequence for all layers, [L, H_kv, S, D], and `put_step(k, v, batch)` stores those of the new token.
     A compiled step then takes every layer in one graph (`workbench.models.compiled`); see `Contiguous`.
-    On a CPU two others do the same without a `begin`: `step_storage(sequence)` returns where all keys and values lie
-    (`workbench.models.one_call.Storage`), or None where the next token has to come in a batch; a compiled step reads
-    them there, writes those of the new token behind them, and `note_step(sequence)` counts it.
+    On a CPU two others do the same without a `begin`: `step_storage(sequence, rows=1)` returns where all keys and
+    values lie (`workbench.models.one_call.Storage`), or None where the next `rows` tokens have to come in a batch, as
+    where there is no room for all of them; a compiled step reads them there, writes those of the new tokens behind
+    them and nothing else, and `note_step(sequence, rows=1)` counts them. Afterwards `truncate` and `keep` are as ever.
     Two others likewise: `room_for(layer, batch)` returns where the new keys and values belong, for a model that writes
     them itself, in a launch that does more (`workbench.models.fused`), and `attend_written(layer, q, batch)` attends
     then; see `Paged`.

@@ -1,4 +1,5 @@
-"""Steps of one row, compiled: the whole step as one call where that can be, else three pieces for all layers.
+"""Steps of one row, compiled: the whole step as one call where that can be, else three pieces for all layers. The
+verification of a few drafted tokens is one call too where a step is.
 
 one call   embedding, every layer, the attention between them, the head and the choice (`workbench.models.one_call`). It
            needs a kv that lets a step read and write its storage (`step_storage`, `note_step`), and a compilation
@@ -28,11 +29,16 @@ from workbench.models.config import ModelConfig
 from workbench.models.decoder import Attends, Turns
 from workbench.models.fast_layers import FastLayer, Projected
 from workbench.models.linear import Linear
-from workbench.models.one_call import OPTIONS, OneCall, ShowsStorage, StepParts, attend_one
+from workbench.models.one_call import OPTIONS, OneCall, ShowsStorage, StepParts, attend_rows
 from workbench.native.compiler import why_no_compiler
 
 Norm = Callable[..., torch.Tensor]
 Stepped = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # logits, and k, v of all layers
+Tables = Callable[[int], list[torch.Tensor]]
+Which = tuple[torch.dtype, int]  # type of the cached keys and values, rows
+# Of compiled verifications, for 4 and 8 drafted tokens; a batch is padded to the next. 3 rows took 0.92 of the time of
+# 5, which is not worth another compilation; with many more the sums of all rows no longer fit into the registers.
+ROWS = (5, 9)
 WHOLE_LAYERS = 16  # a graph of more layers takes minutes to compile
 
 
@@ -60,10 +66,11 @@ class ShowsAll(Attends, Protocol):
 
 
 class CompiledSteps:
-    """Steps of one token, for a model of these parts. Everything is compiled when it is first used.
+    """Steps of one token and of a few, for a model of these parts. Everything is compiled when it is first used.
 
-    reason: in words, what the last step was: compiled, how, and where the code came from. why_not: why steps run as
-    they are; "" where they are compiled. say: is told, once each, what takes time and what is not compiled.
+    reason: in words, what the last step was: compiled, how, and where the code came from. rows_reason: the same of the
+    last batch of several rows with logits for all, "" before the first. why_not: why steps run as they are; "" where
+    they are compiled. say: is told, once each, what takes time and what is not compiled.
     """
 
     def __init__(
@@ -71,17 +78,19 @@ class CompiledSteps:
     ) -> None:
         self.given, self.config, self.name, self._say = given, config, name, say
         self.layers, self.norm, self.head = given.layers, given.norm, given.head
-        self.reason, self.why_not = "no step was taken yet", ""
+        self.reason, self.why_not, self.rows_reason = "no step was taken yet", "", ""
         self._pieces_reason = why_not_whole(config)
         self._on_cpu = device.type == "cpu"
-        self._calls: dict[torch.dtype, OneCall | None] = {}  # by the cache's type; None: it cannot be had
+        self._calls: dict[Which, OneCall | None] = {}  # None: it cannot be had
+        self._came_from: dict[int, str] = {}  # by rows
+        self._why_not_rows: dict[int, str] = {}
         self._lock = threading.Lock()
         self._pieces: list[Callable[..., Any]] | None = None
 
     # -- one call ----------------------------------------------------------------------------------------------
 
     def one_call(
-        self, token: int, position: int, sequence: Hashable, kv: Any, tables: Callable[[int], list[torch.Tensor]]
+        self, token: int, position: int, sequence: Hashable, kv: Any, tables: Tables
     ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
         """(logits [1, V], said [3] or None) of `OneCall`, and the kv has the token. None where it is not one call.
 
@@ -89,16 +98,58 @@ class CompiledSteps:
         """
         if not self.may_call(kv):
             return None
-        shows: ShowsStorage = kv
-        storage = shows.step_storage(sequence)
-        if storage is None or storage.length != position or not 0 <= token < self.config.vocab_size:
+        return self._called([token], position, sequence, kv, 1, tables)
+
+    def few_rows(self, batch: Batch, kv: Any, tables: Tables) -> torch.Tensor | None:
+        """logits [N, V] of a batch that verifies drafted tokens, and the kv has them. None where it goes the ordinary
+        way: `rows_reason` says why.
+
+        A verification is a chain of up to ROWS[-1] tokens of one sequence that is cached already, with logits for all
+        of them. A prompt, or a part of one, wants logits for its last token or none, and changes nothing here; a part
+        of few tokens that wants them all, for their log-probabilities, is the same batch and is taken too.
+        """
+        if batch.logit_rows is not None or max(batch.first_positions) == 0:
+            return None
+        self.rows_reason = self._why_not_few(batch, kv)
+        if self.rows_reason:
+            return None
+        tokens, [sequence] = batch.token_ids.tolist(), batch.sequences
+        size = next(size for size in ROWS if size >= batch.num_tokens)
+        called = self._called(tokens, batch.first_positions[0], sequence, kv, size, tables)
+        if called is None:
+            why = self._why_not_rows.get(size, "the kv takes these tokens in a batch alone")
+            self.rows_reason = f"{len(tokens)} rows run as they are: {why}"
+            return None
+        self.rows_reason = f"{len(tokens)} rows are one call of {size}, {self._came_from[size]}"
+        return called[0]
+
+    def _why_not_few(self, batch: Batch, kv: Any) -> str:
+        """Why this batch is not one call by its form alone; "" where it may be."""
+        if batch.parents is not None:
+            return "a tree runs as it is"
+        if len(batch.sequences) > 1:
+            return f"{len(batch.sequences)} sequences together run as they are"
+        if batch.num_tokens > ROWS[-1]:
+            return f"{batch.num_tokens} rows run as they are: up to {ROWS[-1]} are compiled"
+        if not self.may_call(kv):
+            why = self.why_not or self._pieces_reason or f"{type(kv).__name__} shows no storage for one call"
+            return f"{batch.num_tokens} rows run as they are: {why}"
+        return ""
+
+    def _called(
+        self, tokens: list[int], position: int, sequence: Hashable, kv: ShowsStorage, rows: int, tables: Tables
+    ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+        """These tokens by the step of so many rows. None where it cannot be, and nothing has changed."""
+        storage = kv.step_storage(sequence, len(tokens))
+        known = min(tokens) >= 0 and max(tokens) < self.config.vocab_size
+        if storage is None or storage.length != position or not known:
             return None  # whoever takes the step the ordinary way says what is wrong
-        stored = storage.keys.dtype
-        step = self._calls[stored] if stored in self._calls else self._ready(stored)
+        which = storage.keys.dtype, rows
+        step = self._calls[which] if which in self._calls else self._ready(*which)
         if step is None:
             return None
-        stepped = step(token, position, storage, tables(position + 1))
-        shows.note_step(sequence)
+        stepped = step(tokens, storage, tables(position + len(tokens)))
+        kv.note_step(sequence, len(tokens))
         return stepped
 
     def may_call(self, kv: Any) -> bool:
@@ -112,16 +163,27 @@ class CompiledSteps:
             and bool(kv.config == self.config)
         )
 
-    def _ready(self, stored: torch.dtype) -> OneCall | None:
+    def _ready(self, stored: torch.dtype, rows: int) -> OneCall | None:
         with self._lock:
-            if stored not in self._calls:
+            which = stored, rows
+            if which not in self._calls:
                 try:
-                    self._calls[stored], where = kept.ready_step(self.given, self.config, stored, self.name, self._say)
-                    self.reason = f"a step is one call, {where}"
+                    given = self.given, self.config, stored, rows, self.name, self._say
+                    self._calls[which], where = kept.ready_step(*given)
+                    self._came_from[rows] = where
+                    if rows == 1:
+                        self.reason = f"a step is one call, {where}"
                 except WorkbenchError as error:
-                    self._calls[stored] = None
-                    self._run_as_they_are(str(error))
-            return self._calls[stored]
+                    self._calls[which] = None
+                    self._give_up(rows, str(error))
+            return self._calls[which]
+
+    def _give_up(self, rows: int, why: str) -> None:
+        if rows == 1:
+            self._run_as_they_are(why)
+            return
+        self._why_not_rows[rows] = why
+        self._say(f"steps of {rows} rows of {self.name} are not compiled and run as they are: {why}")
 
     def _run_as_they_are(self, why: str) -> None:
         self.why_not, self.reason = why, f"steps run as they are: {why}"
@@ -160,7 +222,7 @@ class CompiledSteps:
         for layer, kept_keys, kept_values in zip(self.layers, keys.unbind(0), values.unbind(0)):
             q, k, v = layer.before(x, turns)
             assert k is not None and v is not None, "every layer has keys of its own"
-            mixed = attend_one(q[0], k[0], v[0], kept_keys, kept_values, self.config.attention_scale)
+            mixed = attend_rows(q, k, v, kept_keys, kept_values, self.config.attention_scale)
             x = layer.after(x, mixed.reshape(1, -1).to(q.dtype))
             new_keys.append(k[0])
             new_values.append(v[0])

@@ -67,21 +67,22 @@ def prepare(
     linear: "packed" (CPU), "triton" (CUDA), "plain", or "auto": our kernel on a GPU where that can be; on a CPU each
     matrix packed or plain, whichever is faster for its shape, which is measured once a machine, in a fraction of a
     second, and may change the last bits of logits (workbench.models.measured_linear; $WORKBENCH_MEASURE=off: packed
-    where that can be). `linear_reason` of the result says why. compile: steps of one row are compiled
-    (workbench.models.compiled), which needs a C++ compiler and takes half a minute at the first step, once a machine
-    where the step is one call; they read the weights unpacked, so both forms are kept, twice the memory. Where
-    nothing can be compiled, steps run as they are. `compiled_reason` of the result says what came of it,
-    `why_not_compiled` what hindered; `say` is told what takes time and what hinders, default a line on standard
-    error. kernels: "torch", "triton" (workbench.models.fused; on a CPU in Triton's interpreter, which is for tests),
-    or "auto": triton on a CUDA device where there are kernels for the model's shape. What came of it, and why, are
-    `kernels` and `kernels_reason` of the result. graphs: whether an `Engine` records its decode steps with this model
-    and replays them (workbench.models.graphs): True, False, or "auto", on a CUDA device where kernels attend; not
+    where that can be). `linear_reason` of the result says why. compile: steps of one row are compiled, and the
+    verification of a few drafted tokens where a step is one call (workbench.models.compiled), which needs a C++
+    compiler and takes half a minute at the first step, once a machine where it is one call; they read the weights
+    unpacked, so both forms are kept, twice the memory. Where nothing can be compiled, steps run as they are.
+    `compiled_reason` of the result says what came of it, `why_not_compiled` what hindered; `say` is told what takes
+    time and what hinders, default a line on standard error. kernels: "torch", "triton" (workbench.models.fused; on a
+    CPU in Triton's interpreter, which is for tests), or "auto": triton on a CUDA device where there are kernels for the
+    model's shape. What came of it, and why, are `kernels` and `kernels_reason` of the result. graphs: whether an
+    `Engine` records its decode steps with this model and replays them (workbench.models.graphs): True, False, or
+    "auto", on a CUDA device where kernels attend; not
     with compile. dependent_launches: our kernels begin while the one before them ends
     (`workbench.kernels.launch.dependent_launches`), on a GPU of compute capability 9.0 or newer; off, because nobody
     has measured yet what it gains. experts: how a mixture of experts runs, "loop" or "grouped"
-    (workbench.models.fast_experts), which is not the default for the same reason. inputs: what
-    quantized linears are multiplied with: "exact", or "q8" (CPU): rounded to 8 bits too, a scale a block, so that
-    products are whole numbers. That is faster and moves the logits a little, so it is never chosen by itself.
+    (workbench.models.fast_experts), which is not the default for the same reason. inputs: what quantized linears are
+    multiplied with: "exact", or "q8" (CPU): rounded to 8 bits too, a scale a block, so that products are whole numbers.
+    That is faster and moves the logits a little, so it is never chosen by itself.
     Raises WorkbenchError for a linear, kernels or inputs that this model, dtype or device does not have.
     """
     if isinstance(model, FastDecoder):
@@ -244,6 +245,10 @@ class FastDecoder:
                     return stepped[0]
             elif self._steps.takes(kv):
                 return self._steps(*self._start(batch, kv), batch, kv)
+        elif self._steps is not None:
+            logits = self._steps.few_rows(batch, kv, self._tables_for)
+            if logits is not None:
+                return logits
         with self._launching():
             return self._logits(batch, kv)
 
@@ -287,11 +292,13 @@ class FastDecoder:
 
     @property
     def compiled_reason(self) -> str:
-        """What steps of one token are, in words. compile=True is never chosen by itself, nor given up for what is
-        faster: nobody measures whether it gains."""
+        """What steps of one token are, in words, and after a semicolon what the last batch of several rows was that
+        wanted logits for all of them, as the verification of drafted tokens does. compile=True is never chosen by
+        itself, nor given up for what is faster: nobody measures whether it gains."""
         if self._steps is None:
             return self._why_not_compiled
-        return self._steps.reason if self._steps.why_not else f"{self._steps.reason}, {COMPILED_FORM}"
+        form = "" if self._steps.why_not else f", {COMPILED_FORM}"
+        return "; ".join(filter(None, (self._steps.reason + form, self._steps.rows_reason)))
 
     @property
     def why_not_compiled(self) -> str:

@@ -3,9 +3,9 @@
     steps/KEY.json            what it depends on, and the SHA-256 of the library
     steps/KEY-DIGEST.so       the library
 
-KEY stands for everything that the code depends on: the model's shape and types, the cache's type, the number of
-threads, the processor, the compiler, the versions of torch and Python, and our own source. So what is stale has another
-name and is never asked for.
+KEY stands for everything that the code depends on: the model's shape and types, the cache's type, the number of rows
+and of threads, the processor, the compiler, the versions of torch and Python, and our own source. So what is stale has
+another name and is never asked for.
 
 A library is code that runs as the user. It is taken only from a folder and a file that belong to this user and that
 nobody else may write to, and only as it was written. Anything else is said, and compiled again. Manifests are JSON.
@@ -45,8 +45,10 @@ def folder() -> Path:
     return cache_folder() / "steps"
 
 
-def ready_step(given: StepParts, config: ModelConfig, stored: torch.dtype, name: str, say: Say) -> tuple[OneCall, str]:
-    """The step of these parts, loaded or compiled, and in words where it comes from.
+def ready_step(
+    given: StepParts, config: ModelConfig, stored: torch.dtype, rows: int, name: str, say: Say
+) -> tuple[OneCall, str]:
+    """The step of these parts for so many rows, loaded or compiled, and in words where it comes from.
 
     stored: type of the cached keys and values. name: of the model, for what is said. Raises WorkbenchError, with the
     reason alone, where there is no step to be had.
@@ -55,49 +57,50 @@ def ready_step(given: StepParts, config: ModelConfig, stored: torch.dtype, name:
     if reason := compilers.why_no_compiler():
         raise WorkbenchError(reason)
     assert compiler is not None, "there is one"
-    depends = [*one_call.described(given, config, stored), *_surroundings(given, compiler)]
+    depends = [*one_call.described(given, config, stored, rows), *_surroundings(given, compiler)]
     key = hashlib.sha256("\n".join(depends).encode()).hexdigest()[:24]
-    place = folder()
+    home = folder()
+    place: Path | None = home
     try:
-        make_private(place)
-        kept_step, trouble = _kept(place, key, depends, given)
+        make_private(home)
+        kept_step, trouble = _kept(home, key, depends, given, rows)
     except WorkbenchError as error:
-        return _compiled(given, config, stored, compiler, None, key, depends, _saying(name, say, str(error), None))
+        place, kept_step, trouble = None, None, str(error)
     if kept_step is not None:
-        return kept_step, f"loaded from {place / key}.json"
-    return _compiled(given, config, stored, compiler, place, key, depends, _saying(name, say, trouble, place))
+        return kept_step, f"loaded from {home / key}.json"
+    _announce(rows, name, say, trouble, place)
+    return _compiled(given, config, stored, rows, compiler, place, key, depends)
 
 
-def _saying(name: str, say: Say, trouble: str, place: Path | None) -> Callable[[], None]:
+def _announce(rows: int, name: str, say: Say, trouble: str, place: Path | None) -> None:
     kept = f"kept in {place} for the next process" if place is not None else "for this process alone"
-    before = f"{trouble}; " if trouble else ""
-    return lambda: say(f"{before}compiling the decode step of {name}, half a minute or more, {kept}")
+    before, what = f"{trouble}; " if trouble else "", "decode step" if rows == 1 else f"step of {rows} rows"
+    say(f"{before}compiling the {what} of {name}, half a minute or more, {kept}")
 
 
 def _compiled(
     given: StepParts,
     config: ModelConfig,
     stored: torch.dtype,
+    rows: int,
     compiler: str,
     place: Path | None,
     key: str,
     depends: list[str],
-    announce: Callable[[], None],
 ) -> tuple[OneCall, str]:
     """Compile in a folder of our own; keep it where there is a place."""
-    announce()
     started = time.perf_counter()
     try:
         with tempfile.TemporaryDirectory(prefix="step-", dir=place) as work, _one_voice():
-            library = one_call.build(given, config, stored, compiler, Path(work))
+            library = one_call.build(given, config, stored, rows, compiler, Path(work))
             took = f"compiled in {time.perf_counter() - started:.0f} s"
             if place is None:
-                return OneCall(library, given), f"{took}, not kept"
+                return OneCall(library, given, rows), f"{took}, not kept"
             try:
                 library = _keep(place, key, depends, library.read_bytes())
             except (OSError, WorkbenchError) as error:
-                return OneCall(library, given), f"{took}, not kept: {error}"
-            return OneCall(library, given), f"{took}, kept in {library}"
+                return OneCall(library, given, rows), f"{took}, not kept: {error}"
+            return OneCall(library, given, rows), f"{took}, kept in {library}"
     except Exception as error:  # torch's tracer and compiler raise many kinds
         raise WorkbenchError(f"the step could not be compiled with {compiler}: {telling_line(error)}") from error
 
@@ -137,7 +140,7 @@ def _surroundings(given: StepParts, compiler: str) -> list[str]:
 # -- the folder ------------------------------------------------------------------------------------------------------
 
 
-def _kept(place: Path, key: str, depends: list[str], given: StepParts) -> tuple[OneCall | None, str]:
+def _kept(place: Path, key: str, depends: list[str], given: StepParts, rows: int) -> tuple[OneCall | None, str]:
     """(the step of that name, "") or (None, what is wrong with it, "" where there is none)."""
     manifest = place / f"{key}.json"
     if not os.path.lexists(manifest):
@@ -153,7 +156,7 @@ def _kept(place: Path, key: str, depends: list[str], given: StepParts) -> tuple[
             raise WorkbenchError(f"has a library that {trouble}")
         if hashlib.sha256((place / library).read_bytes()).hexdigest() != digest:
             raise WorkbenchError("has a library that is damaged")
-        step = OneCall(place / library, given)
+        step = OneCall(place / library, given, rows)
         os.utime(manifest)
     except (OSError, RuntimeError, WorkbenchError) as error:
         return None, f"the compiled step {manifest} cannot be used ({error})"

@@ -144,8 +144,9 @@ class TritonMatvec:
 
 
 class Matvec:
-    """One row only, written as a sum of products. For torch.compile, which makes of it a loop over the weight
-    that runs at the memory's speed; run eagerly it would write the whole product matrix."""
+    """A few rows, each written as a sum of products. For torch.compile, which makes of it one loop over the weight, in
+    which every row adds to a sum of its own: the weight is read once for all of them. Run eagerly it would write the
+    whole product matrix of every row."""
 
     form = "a sum of products, compiled"
 
@@ -156,9 +157,15 @@ class Matvec:
         self._wide = torch.promote_types(weight.dtype, torch.float32)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        assert x.shape[0] == 1, "Matvec takes one row"
-        y = (self.weight * x).sum(-1, dtype=self._wide).to(x.dtype)
-        return (y if self.bias is None else y + self.bias)[None]
+        wide = x if len(x) == 1 else in_memory(x.to(self._wide))  # else converted again for every row of the weight
+        y = torch.stack([(self.weight * row).sum(-1, dtype=self._wide) for row in wide.unbind(0)]).to(x.dtype)
+        return y if self.bias is None else y + self.bias
+
+
+def in_memory(x: torch.Tensor) -> torch.Tensor:
+    """x itself. A view with strides of its own needs a tensor in memory, so the compiler writes x there once instead of
+    computing it again for every row of the weights."""
+    return x.as_strided(x.shape, x.stride())
 
 
 class SideBySide:

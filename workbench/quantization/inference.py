@@ -5,7 +5,7 @@
                                                     (8 bits: whole rows too)  are, or by name ("q8") rounded to 8 bits
     NibbleKernel     other CPUs, bfloat16           integers, groups of 32·n  torch's kernel for 4 bits; 8 bits are two
     ScaledRows       other CPUs, any type           5 to 8 bits, whole rows   codes as numbers, scaled afterwards
-    CodeMatvec       one row, in torch.compile      integers, any group       sums of codes times inputs
+    CodeMatvec       few rows, in torch.compile     integers, any group       sums of codes times inputs
     TritonInt4, -8   CUDA, 16 bits or float32       integers, groups of 32·n  Triton's kernels (`triton_forms`)
     AsStored         everywhere                     every kind                `StoredWeight.multiply`, the oracle
 
@@ -37,6 +37,7 @@ import torch
 import torch.nn.functional as F
 
 from workbench.errors import WorkbenchError
+from workbench.models.linear import in_memory
 from workbench.quantization import cpu_forms
 from workbench.quantization.formats import IntegerFormat, QuantizedTensor, pack, unpack
 from workbench.quantization.stored import Grouped, StoredWeight
@@ -272,7 +273,7 @@ class NibbleKernel:
 
 
 class CodeMatvec:
-    """One row only, as sums of codes times inputs. For torch.compile, which makes one loop of it.
+    """A few rows, as sums of codes times inputs. For torch.compile, which makes one loop of it.
 
     y = Σ over groups of scale · Σ (code + added)·x + zero · Σx, in float32: a code is read, made a number and
     multiplied in registers. LANES outputs lie side by side, so that the sums of a vector register belong to different
@@ -306,8 +307,11 @@ class CodeMatvec:
         return tensor.unflatten(0, (-1, self.LANES)).permute(0, 2, 3, 1).contiguous()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        assert x.shape[0] == 1, "CodeMatvec takes one row"
-        wide = in_memory(x.to(torch.float32)).view(1, -1, self.group, 1)  # [1, in/group, group, 1]
+        wide = in_memory(x.to(torch.float32)).view(len(x), 1, -1, self.group, 1)  # [N, 1, in/group, group, 1]
+        return torch.stack([self._sums(row) for row in wide.unbind(0)]).to(x.dtype)
+
+    def _sums(self, wide: torch.Tensor) -> torch.Tensor:
+        """[1, in/group, group, 1] -> [out], of one row."""
         total = wide.sum(2)
         if self.has_nibbles:
             first, second = wide.chunk(2, dim=2)
@@ -317,13 +321,7 @@ class CodeMatvec:
         sums = (sums + self.added * total if self.added else sums) * self.scale
         if self.zero is not None:
             sums = sums + self.zero * total
-        return sums.sum(1).flatten()[: self.out_features].to(x.dtype)[None]
-
-
-def in_memory(x: torch.Tensor) -> torch.Tensor:
-    """x itself. A view with strides of its own needs a tensor in memory, so the compiler writes x there once instead of
-    computing it again for every row of the weights."""
-    return x.as_strided(x.shape, x.stride())
+        return sums.sum(1).flatten()[: self.out_features]
 
 
 @fast_form("grouped", "cpu")

@@ -26,6 +26,10 @@ from workbench.speculation.drafts.growing import (
 )
 from workbench.speculation.proposal import Proposal
 
+# tokens that a chain continues with: the last drafted, where all were accepted, and the target's. All get logits, since
+# that is what a compiled model takes as one call.
+FEW = 2
+
 
 class ModelDraft(Draft):
     """Any model with the target's vocabulary.
@@ -100,8 +104,8 @@ class ModelDraft(Draft):
             first.append(self._kv.lengths.get(ask.sequence, 0))
             lists.append(tokens)
             parents.append(of_tree)
-            counts.append(len(rows) if of_tree is None else len(tokens))
-            pending[index] = rows
+            counts.append(len(tokens) if of_tree is not None or (first[-1] and len(tokens) <= FEW) else len(rows))
+            pending[index] = rows if of_tree is not None else [counts[-1] - 1]
         batch = Batch.of(
             lists,
             first_positions=first,
@@ -126,7 +130,7 @@ class ModelDraft(Draft):
         return found
 
     def _to_send(self, ask: Ask, paths: list[list[int]]) -> tuple[list[int], list[int] | None, list[int]]:
-        """Tokens, the parents of a tree or None, and which of the last rows end the paths.
+        """Tokens, the parents of a tree or None, and which of the tree's rows end the paths.
 
         A chain continues from the cache. A tree is sent whole at each level, since it has few nodes.
         """
