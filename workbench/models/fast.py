@@ -46,8 +46,6 @@ from workbench.models.linear import INPUTS, Matvec, linear_class, reason_of
 from workbench.models.measured_linear import MeasuredLinear, maker_by_time
 from workbench.models.one_call import StepParts
 
-COMPILED_FORM = "its weights multiplied as compiled loops, as asked and not because that was measured to be faster"
-
 
 def prepare(
     model: Decoder,
@@ -297,8 +295,7 @@ class FastDecoder:
         itself, nor given up for what is faster: nobody measures whether it gains."""
         if self._steps is None:
             return self._why_not_compiled
-        form = "" if self._steps.why_not else f", {COMPILED_FORM}"
-        return "; ".join(filter(None, (self._steps.reason + form, self._steps.rows_reason)))
+        return "; ".join(filter(None, (self._steps.reason, self._steps.rows_reason)))
 
     @property
     def why_not_compiled(self) -> str:
