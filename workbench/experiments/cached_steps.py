@@ -60,6 +60,16 @@ def arranged(bench: Bench, model: str | Model, arrangement: str) -> Model:
     return decoder
 
 
+def compiled_steps(model: Model) -> str:
+    """In a few words what the compiled steps of a model were, without where their code is kept, which is of one user's
+    machine; "" of a model whose steps are not compiled."""
+    if not isinstance(model, FastDecoder) or not model.compiled:
+        return ""
+    if model.why_not_compiled:
+        return "steps run as they are"
+    return "; ".join(one.partition(", ")[0] for one in model.compiled_reason.split("; "))
+
+
 def predicted_step(
     ceilings: Ceilings,
     model: str | Model,

@@ -8,6 +8,7 @@ from conftest import random_decoder, tiny_config
 
 from workbench.errors import WorkbenchError
 from workbench.experiments import run_experiment
+from workbench.experiments.cached_steps import compiled_steps
 from workbench.generation import generate
 from workbench.instruments.bench import Bench
 from workbench.labs.lab06_speculative_sampling.round_costs import (
@@ -19,6 +20,7 @@ from workbench.labs.lab06_speculative_sampling.round_costs import (
     round_costs,
     written_in_step,
 )
+from workbench.models.fast import prepare
 from workbench.speculation import ModelDraft
 from workbench.speculation.drafts.first_of import FirstOf
 from workbench.speculation.drafts.lookahead import LookaheadDraft
@@ -118,6 +120,26 @@ def test_peers_write_the_same_texts():
     for one in found:
         assert one.check.startswith("each of 1 texts") and "8 of 8 tokens are the oracle's best" in one.check
         assert one.counts["times_as_fast_as_our_plain_decoding"] > 0
+
+
+def test_peers_say_what_the_steps_of_a_compiled_model_were(monkeypatch):
+    """Where nothing can be compiled: that is said, every text is right, and no path of this machine is kept."""
+    monkeypatch.setattr("workbench.models.fast.why_not_at_all", lambda device: "no C++ compiler in /usr/bin")
+    given = {"texts": "copying", "prompts": 1, "new_tokens": 8, "repeats": 1, "arrangement": "compiled"}
+    found = run_experiment("drafts.peers", given)
+    for one in found:
+        assert one.settings["arrangement"] == "compiled" and "/usr/bin" not in one.check
+        assert one.check.endswith("; steps run as they are") == one.settings["engine"].startswith("ours")
+
+
+def test_what_compiled_steps_were_is_said_without_a_path(monkeypatch):
+    model = prepare(random_decoder(TINY))
+    assert compiled_steps(model) == ""
+    model.compiled = True
+    monkeypatch.setattr(type(model), "why_not_compiled", "")
+    reason = "a step is one call, loaded from /home/me/1.json; 3 rows are one call of 5, compiled, kept in /home"
+    monkeypatch.setattr(type(model), "compiled_reason", reason)
+    assert compiled_steps(model) == "a step is one call; 3 rows are one call of 5"
 
 
 # -- drafts in order ---------------------------------------------------------------------------------------------------

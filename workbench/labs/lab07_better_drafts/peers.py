@@ -12,12 +12,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from workbench.errors import WorkbenchError
+from workbench.experiments.cached_steps import compiled_steps
 from workbench.experiments.contract import Experiment, Setting
 from workbench.experiments.greedy import ROUNDING, check_greedy
 from workbench.experiments.inputs import MODEL, plain
@@ -40,26 +42,29 @@ MODEL_K, LOOKUP_K = 4, 8
 
 @dataclass
 class Contender:
-    """`run(prompt, new_tokens)` -> its tokens. `beside`: the plain decoding of the same engine."""
+    """`run(prompt, new_tokens)` -> its tokens. `beside`: the plain decoding of the same engine. `said`: of its steps,
+    after some were taken."""
 
     name: str
     beside: str
     run: Callable[[Tokens, int], Tokens]
     samples: list[float] = field(default_factory=list)  # seconds per token, prompt and all
     tokens: list[Tokens] = field(default_factory=list)
+    said: Callable[[], str] = str
 
 
 def run_draft_peers(
-    bench: Bench, *, model, draft, texts: str, prompts: int, new_tokens: int, repeats: int
+    bench: Bench, *, model, draft, arrangement: str, texts: str, prompts: int, new_tokens: int, repeats: int
 ) -> Iterator[Measurement]:
-    """For each kind of text a Measurement a contender (unit "s", a token), with its ratios in the counts."""
+    """For each kind of text a Measurement a contender (unit "s", a token), with its ratios in the counts. Compiled,
+    what our models' steps were stands in `check`."""
     if bench.device != "cpu":
         raise WorkbenchError('drafts.peers compares engines on a CPU; run it with device "cpu"')
     kinds = kinds_of(texts)
     plain_decoder = bench.model(model)
-    settings = {**plain({"model": model, "draft": draft}), "new_tokens": new_tokens}
+    settings = {**plain({"model": model, "draft": draft}), "arrangement": arrangement, "new_tokens": new_tokens}
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
-        contenders = [*_ours(bench, model, draft), *_transformers(bench, model, draft, Path(folder))]
+        contenders = [*_ours(bench, model, draft, arrangement), *_transformers(bench, model, draft, Path(folder))]
         for kind in kinds:
             yield from _of_kind(bench, plain_decoder, contenders, kind, prompts, repeats, settings)
 
@@ -95,7 +100,7 @@ def _of_kind(bench, decoder: Model, contenders, kind, count, repeats, settings) 
                 "times_as_fast_as_its_plain_decoding": _ratio(samples[one.beside], one.samples),
                 "times_as_fast_as_our_plain_decoding": _ratio(samples[ours], one.samples),
             },
-            check=f"each of {count} texts, the last: {check}",
+            check="; ".join(filter(None, (f"each of {count} texts, the last: {check}", one.said()))),
         )
 
 
@@ -104,8 +109,9 @@ def _ratio(slow: list[float], fast: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(slow, fast))
 
 
-def _ours(bench: Bench, model, draft) -> Iterator[Contender]:
-    target, small = bench.model(model, arrangement="fast"), bench.model(draft, arrangement="fast")
+def _ours(bench: Bench, model, draft, arrangement: str) -> Iterator[Contender]:
+    target, small = bench.model(model, arrangement=arrangement), bench.model(draft, arrangement=arrangement)
+    steps = partial(compiled_steps, target)
 
     def contender(**speculation: Any) -> Callable[[Tokens, int], Tokens]:
         def run(prompt: Tokens, new_tokens: int) -> Tokens:
@@ -114,13 +120,13 @@ def _ours(bench: Bench, model, draft) -> Iterator[Contender]:
 
         return run
 
-    yield Contender("ours, plain", "ours, plain", contender())
+    yield Contender("ours, plain", "ours, plain", contender(), said=steps)
     drafts = (
         (f"ours, {small.name}, K = {MODEL_K}", ModelDraft(small), MODEL_K),
         (f"ours, prompt lookup, K = {LOOKUP_K}", draft_for("prompt_lookup", target), LOOKUP_K),
     )
     for name, made, length in drafts:
-        yield Contender(name, "ours, plain", contender(draft=made, draft_length=length))
+        yield Contender(name, "ours, plain", contender(draft=made, draft_length=length), said=steps)
 
 
 def _transformers(bench: Bench, model, draft, folder: Path) -> Iterator[Contender]:
@@ -167,6 +173,13 @@ EXPERIMENT = Experiment(
     settings=(
         MODEL,
         DRAFT,
+        Setting(
+            "arrangement",
+            "fast",
+            "choice",
+            choices=("fast", "compiled"),
+            help="of our models: as prepared, or steps and verifications compiled, a minute or more at the first",
+        ),
         Setting("texts", "all", "text", help=f"{', '.join(PROMPT_SETS)}; several with commas between, or all"),
         Setting("prompts", 3, "int", low=1, high=16, brief=1, help="of each kind of text"),
         Setting("new_tokens", 96, "int", low=8, high=512, brief=16, help="written after each prompt"),
