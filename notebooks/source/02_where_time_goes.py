@@ -1058,8 +1058,8 @@ say(
 #    and no dispatch.
 # 6. **reading once**: the ceiling, all bytes of weights and cache at the bandwidth of this machine.
 #
-# A bar is what lies between two neighbours, timed round by round. What is left above the ceiling has no bar of its own:
-# attention, the choice, Python around the call, threads that wait for each other.
+# A bar is the difference of two neighbours' medians, the line on it what rounds differ by. What is left above the ceiling
+# is the last bar: attention, the choice, Python around the call, threads that wait for each other.
 
 # %% jupyter={"source_hidden": true}
 fall_guess = ask(

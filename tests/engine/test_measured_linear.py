@@ -199,6 +199,14 @@ def test_another_number_of_threads_is_measured_for_itself_and_both_are_kept(file
     assert form_of(again) == "plain" and again._clock.asked == 0
 
 
+def test_the_reason_is_of_the_threads_with_which_it_was_chosen(file, monkeypatch):
+    make = maker(file, PLAIN_FASTER)
+    form_of(make)
+    said = make.reason
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
+    assert make.reason == said and "64 threads" not in said
+
+
 def damage(values: dict, *path: str, to) -> dict:
     inside = values
     for name in path[:-1]:
@@ -227,7 +235,7 @@ ENTRY = ("entries", "the entry")
         lambda values: json.dumps(damage(values, *ENTRY, "seconds", "evil", to={"1": 1.0})),
         *(
             lambda values, bad=bad: json.dumps(damage(values, *ENTRY, "seconds", "plain", "4", to=bad))
-            for bad in (0.0, -1.0, float("nan"), float("inf"), "1", True, None, [1.0])
+            for bad in (0.0, -1.0, 1e-300, 1e300, float("nan"), float("inf"), "1", True, None, [1.0])
         ),
     ],
 )

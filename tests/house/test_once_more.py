@@ -23,25 +23,13 @@ def test_beside_it():
 
 @pytest.fixture
 def run(tmp_path):
-    def run(**files: str) -> subprocess.CompletedProcess[str]:
+    def run(*options: str, **files: str) -> subprocess.CompletedProcess[str]:
         for name, text in files.items():
             (tmp_path / f"test_{name}.py").write_text(text)
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "--rootdir",
-            ".",
-            "-p",
-            "no:nbval",
-            "-p",
-            "no:hypothesispytest",
-        ]
+        command = [sys.executable, "-m", "pytest", "-q", "--rootdir", ".", *options]
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "COVERAGE_"))}
-        return subprocess.run(
-            [sys.executable, str(TOOL), ".", "--", *command], cwd=tmp_path, env=clean, capture_output=True, text=True
-        )
+        tool = [sys.executable, str(TOOL), ".", "--", *command]
+        return subprocess.run(tool, cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=120)
 
     return run
 
@@ -57,6 +45,25 @@ def test_what_fails_alone_too_fails(run):
     done = run(defect="def test_it():\n    assert not 'right'\n", accident=ACCIDENT)
     assert done.returncode == 1
     assert "once more" in done.stdout and "to be mended" not in done.stdout
+
+
+def test_what_is_skipped_alone_has_not_passed(run):
+    beside = "import os, pytest\n\ndef test_it():\n    assert Path('mark').exists() or Path('mark').touch()\n"
+    skipping = beside.replace("    assert", "    Path('mark').exists() and pytest.skip('alone')\n    assert")
+    done = run(skips="from pathlib import Path\n" + skipping)
+    assert done.returncode == 1
+    assert "did not run alone: test_skips::test_it" in done.stdout and "to be mended" not in done.stdout
+
+
+def test_a_crash_is_no_accident(run):
+    """xdist starts another process, in which the test passes."""
+    crash = (
+        "import ctypes\nfrom pathlib import Path\n\n"
+        "def test_crash():\n    if not Path('gone').exists():\n"
+        "        Path('gone').touch()\n        ctypes.string_at(0)\n"
+    )
+    done = run("-n", "2", "--dist", "loadfile", crash=crash, accident=ACCIDENT)
+    assert done.returncode == 1 and "crashed" in done.stdout and "once more" not in done.stdout
 
 
 def test_many_failures_are_no_accident(run):

@@ -34,6 +34,7 @@ from workbench.instruments.passing import Passing, measure_keys, measure_weights
 from workbench.instruments.records import now, quantile
 from workbench.instruments.timing import CheckStop, exclusive, measure
 from workbench.models.linear import Linear, linear_class
+from workbench.models.measured_linear import why_not_measured
 
 PACKAGES = ("torch", "triton", "transformers", "numpy")
 BUDGET_S = 0.6  # for each of the quantities that are measured
@@ -454,10 +455,15 @@ def _read_cache(path: Path) -> Ceilings | None:
     return found if found.measured and (found.steady or 0 <= age_s < UNSTEADY_FOR_S) else None
 
 
+def _linears() -> str:
+    """How the form of weights was chosen that the products of a CPU's ceilings were measured in."""
+    return "by rule" if why_not_measured(torch.float32, "cpu") else "measured"
+
+
 def _cache_path(device: str) -> Path:
     check_device(device)
     name = torch.cuda.get_device_name(device) if device.startswith("cuda") else cpu_name()
-    threads = "" if device.startswith("cuda") else f" {torch.get_num_threads()} threads"
+    threads = "" if device.startswith("cuda") else f" {torch.get_num_threads()} threads, linears {_linears()}"
     key = f"{name}{threads} torch {torch.__version__}"
     digest = hashlib.sha256(key.encode()).hexdigest()[:8]
     slug = re.sub(r"[^a-z0-9]+", "-", key.lower()).strip("-")[:60]

@@ -333,10 +333,11 @@ def misfit(
     k: torch.Tensor | None,
     v: torch.Tensor | None,
     queries: tuple[Any, ...],
-    keys: tuple[Any, ...],
+    keys: tuple[Any, ...] | None,
     values: tuple[Any, ...] | None,
 ) -> str:
-    """Why q, k, v of one layer do not have these shapes, or "". values None: v is not handed over (latents)."""
+    """Why q, k, v of one layer do not have these shapes, or "". keys, values None: they are not handed over (layers
+    with the keys of another; latents)."""
     expected = (queries, keys, values)
     came = tuple(None if t is None else tuple(t.shape) for t in (q, k, v))
     if came == expected:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import math
 import stat
 from dataclasses import asdict, dataclass
 from datetime import date
@@ -24,6 +23,7 @@ from workbench.files import read_json_object, write_text
 from workbench.native.compiler import processor
 
 VERSION = 1
+MIN_S, MAX_S = 1e-9, 1e3  # of one product
 LARGEST_FILE = 1 << 20  # bytes; a table has a few hundred for each shape
 FEW_ROWS = (4, 16)
 ROWS = {"plain": (1, *FEW_ROWS), "packed": (1, *FEW_ROWS), "unpadded": (1,)}  # of each form; with more than
@@ -43,13 +43,13 @@ class Times:
         given = values["seconds"]
         if not LEAST_FORMS <= given.keys() <= ROWS.keys():
             raise ValueError(f"an entry has {', '.join(ROWS)}")
-        seconds = {form: {rows: _positive(given[form][str(rows)]) for rows in ROWS[form]} for form in given}
+        seconds = {form: {rows: _seconds(given[form][str(rows)]) for rows in ROWS[form]} for form in given}
         return cls(seconds, date.fromisoformat(values["day"]).isoformat())
 
 
-def _positive(value: Any) -> float:
-    if not isinstance(value, float) or not 0 < value < math.inf:
-        raise ValueError("seconds are numbers above 0")
+def _seconds(value: Any) -> float:
+    if not isinstance(value, float) or not MIN_S <= value <= MAX_S:
+        raise ValueError(f"seconds are numbers from {MIN_S} to {MAX_S}")
     return value
 
 

@@ -90,6 +90,7 @@ class Shape:
     in_features: int
     dtype: torch.dtype
     count: int
+    threads: str
 
     @classmethod
     def of(cls, out_features: int, in_features: int, dtype: torch.dtype, model_bytes: int) -> Shape:
@@ -97,12 +98,12 @@ class Shape:
         large = -(-Packed.LARGE_BYTES // row)
         out_features = max(1, min(out_features, -(-large // 16) * 16))
         passed = min(PASSED_BYTES, max(LEAST_PASSED_BYTES, 1 << max(0, model_bytes - 1).bit_length()))
-        return cls(out_features, in_features, dtype, max(1, passed // (out_features * row)))
+        return cls(out_features, in_features, dtype, max(1, passed // (out_features * row)), threads())
 
     @property
     def name(self) -> str:
         kind = str(self.dtype).removeprefix("torch.")
-        return f"{kind} {self.in_features} to {self.out_features}, {self.count} matrices, {threads()}"
+        return f"{kind} {self.in_features} to {self.out_features}, {self.count} matrices, {self.threads}"
 
     def forms(self) -> dict[str, list[Linear]]:
         """Written, because of pages never written Linux keeps one copy for all."""
@@ -204,22 +205,24 @@ class MeasuredLinear:
         """None where it cannot be. One at a time in this process, and one process at a time; what is kept is read
         without waiting for either."""
         folder, table = self._table.file.parent, self._table
-        if table.given_up:
-            self._rule = table.given_up
-            return None
         table.read()
         if shape.name in table.entries:
             return table.entries[shape.name]
+        if table.given_up:
+            self._rule = table.given_up
+            return None
         with contextlib.suppress(OSError):  # what cannot be kept is measured all the same, and `put` says why
             folder.mkdir(parents=True, exist_ok=True)
-        with exclusive_within(self._wait_s) as held, alone_in(folder, self._wait_s) as alone:
-            self._wait_s *= held and alone  # who was not let in once does not wait for every shape
+        with exclusive_within(self._wait_s) as held:
             if not held:
+                self._wait_s = 0.0  # who was not let in once does not wait for every shape
                 self._rule = table.given_up = "another measurement was under way"
                 return None
-            table.read()
-            if shape.name not in table.entries:
-                self._measure(shape)
+            with alone_in(folder, self._wait_s) as alone:
+                self._wait_s *= alone
+                table.read()
+                if shape.name not in table.entries:
+                    self._measure(shape)
         return table.entries.get(shape.name)
 
     def _measure(self, shape: Shape) -> None:
@@ -257,7 +260,7 @@ class MeasuredLinear:
         table = self._table
         kept = f"for this process alone: {table.why_not_kept}" if table.why_not_kept else f"kept in {table.file.name}"
         again = f"; measured again, since {table.why_again}" if table.why_again else ""
-        return f"measured {' and '.join(days)} with {threads()}, {kept}{again}"
+        return f"measured {' and '.join(days)} with {next(iter(self._shapes)).threads}, {kept}{again}"
 
 
 def maker_by_time(

@@ -14,6 +14,7 @@ from workbench.experiments.contract import Experiment, Limits, Setting
 from workbench.experiments.greedy import ROUNDING, check_greedy
 from workbench.experiments.inputs import plain, shape_of, text_ids
 from workbench.experiments.steps import CONTEXTS, DTYPES, WEIGHTS, decode_step, fits_context, kv_element_bytes, loaded
+from workbench.instruments import passing
 from workbench.instruments.costs import decode_costs, predict
 from workbench.instruments.timing import exclusive
 from workbench.labs.lab02_where_time_goes.ways import (
@@ -21,12 +22,15 @@ from workbench.labs.lab02_where_time_goes.ways import (
     ONE_CALL,
     PACKED,
     PREPARED,
+    WAYS,
     Tokens,
     Way,
     operations_of,
     python_calls_of,
     ways_of,
 )
+from workbench.models.linear import Packed, Plain
+from workbench.models.measured_linear import maker_of
 
 if TYPE_CHECKING:
     from workbench.instruments.bench import Bench
@@ -43,6 +47,8 @@ CAUSES = {  # what is taken away on the way to it
     PACKED: "layout of weights",
     ONE_CALL: "Python and dispatch",
 }
+AS_PREPARED: dict[Any, str] = {Plain: PREPARED, Packed: PACKED}  # the way whose form `prepare` may choose by itself
+LARGE_MODEL_BYTES = 1 << 30
 LEFT = "left unexplained"
 CEILING = "reading once"
 
@@ -87,7 +93,10 @@ def ceiling_of(ceilings: Ceilings, costs: StepCosts) -> tuple[float, float]:
 def expected(
     ceilings: Ceilings, *, model: str | Decoder, weights: str, context: int, repeats: int
 ) -> tuple[StepCosts, dict[str, Prediction]]:
-    """(what a prepared step costs, {way: prediction} of those ways that can be predicted)."""
+    """(what a prepared step costs, {way: prediction} of those ways that can be predicted).
+
+    The speed of products was measured in the form that `prepare` chooses here, so it predicts the way in that form.
+    """
     cached = cached_tokens(context, repeats)
     costs, prepared = decode_step(ceilings, model, batch=1, context=cached, weights=weights)
     as_written = decode_costs(
@@ -98,14 +107,17 @@ def expected(
         kv_bytes_per_element=kv_element_bytes(ceilings, weights),
         arrangement="plain",
     )
-    return costs, {DECODER: predict(as_written, ceilings, weights), PACKED: prepared}
+    by_way = {DECODER: predict(as_written, ceilings, weights)}
+    form = maker_of(passing.MATRIX, DTYPES[weights], "cpu", LARGE_MODEL_BYTES)
+    if form in AS_PREPARED:
+        by_way[AS_PREPARED[form]] = prepared
+    return costs, by_way
 
 
 def predict_decode_waterfall(ceilings: Ceilings, **settings: Any) -> Sequence[tuple[float, float, str]]:
     """(number of the way, seconds of its step, what binds)."""
     _costs, by_way = expected(ceilings, **settings)
-    numbers = {DECODER: 2, PACKED: 4}
-    return [(numbers[name], one.seconds, one.limit) for name, one in by_way.items()]
+    return [(1 + WAYS.index(name), one.seconds, one.limit) for name, one in by_way.items()]
 
 
 # -- measured ----------------------------------------------------------------------------------------------------
