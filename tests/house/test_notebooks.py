@@ -126,8 +126,10 @@ def pytest_arguments(*given: str, chromium: str = "/a/browser") -> list[str]:
     """What `make test` gives to pytest, which it calls once."""
     shown = make_test(*given, chromium=chromium)
     assert shown.returncode == 0, shown.stderr
-    [line] = re.findall(r"-m pytest (.*?)(?:\|\||;|$)", shown.stdout.replace("\\\n", " "), re.M)
-    return line.replace("'", "").split()
+    text = shown.stdout.replace("\\\n", " ")
+    [line] = re.findall(r"-m pytest (.*?)(?:\|\||;|$)", text, re.M)
+    paths = re.findall(r"tests/tools/once_more\.py (.*?) -- ", text)  # it gives them to pytest, behind the options
+    return " ".join([line, *paths]).replace("'", "").split()
 
 
 def test_make_test_leaves_no_test_out():
