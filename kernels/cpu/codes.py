@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 
+from workbench.errors import WorkbenchError
 from workbench.native.build import library
 
 SOURCE = Path(__file__).with_name("codes.cpp")
@@ -132,6 +133,11 @@ class CodeProduct:
         return self.multiply(x)
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        if x.dim() != 2 or x.shape[1] != self.in_features or x.dtype != torch.float32 or x.device.type != "cpu":
+            raise WorkbenchError(  # the loop is handed where x lies, and would read beyond it
+                f"a product of codes takes x [N, {self.in_features}] in float32 on the CPU, got {list(x.shape)} in"
+                f" {str(x.dtype).removeprefix('torch.')} on {x.device}"
+            )
         rows = len(x)
         if x.stride(1) != 1:
             x = x.contiguous()

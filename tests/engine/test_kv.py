@@ -230,3 +230,30 @@ def test_every_kind_looks_at_the_sizes_that_it_is_given(kind, given, tiny_model)
     """`recompute`, which has room for any, took whatever came."""
     with pytest.raises(WorkbenchError):
         kv_for(kind, tiny_model, **given)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("kind", ["contiguous", "paged", "quantized", "window"])
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        ((1, 4, 8), (0, 2, 8), (0, 2, 8)),
+        ((1, 4, 4), (1, 2, 8), (1, 2, 8)),
+        ((1, 4, 8), (1, 1, 8), (1, 1, 8)),
+        ((0, 4, 8), (0, 2, 8), (0, 2, 8)),
+        ((1, 4, 8), (1, 2, 8), None),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_every_layer_before_a_loop_reads_it(kind, layer, shapes):
+    """Loops in C++ are handed where q, k, v lie, and would read beyond what is too small."""
+    config = tiny_config(num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8, sliding_window=16)
+    kv = make_kv(kind, config)
+    right = [torch.ones(1, heads, 8) for heads in (4, 2, 2)]
+    kv.begin(batch := Batch.of([[0]]))
+    for before in range(layer):
+        kv.attend(before, *right, batch)
+    with pytest.raises(WorkbenchError, match="this KV cache takes q"):
+        kv.attend(layer, *(None if shape is None else torch.ones(shape) for shape in shapes), batch)
+    assert kv.lengths.get(0, 0) == 0
+    kv.begin(batch := Batch.of([[0]]))
+    assert all(kv.attend(index, *right, batch).isfinite().all() for index in range(2))

@@ -58,32 +58,6 @@ def cut(both: dict[str, Quantized], length: int, text: int = 0) -> None:
         kv.truncate(text, length)
 
 
-@needs_compiler
-@pytest.mark.parametrize("layer", [0, 1])
-@pytest.mark.parametrize(
-    "shapes",
-    [
-        ((1, 4, 8), (0, 2, 8), (0, 2, 8)),
-        ((1, 4, 4), (1, 2, 8), (1, 2, 8)),
-        ((1, 4, 8), (1, 1, 8), (1, 1, 8)),
-        ((0, 4, 8), (0, 2, 8), (0, 2, 8)),
-        ((1, 4, 8), (1, 2, 8), None),
-    ],
-)
-def test_what_does_not_fit_is_refused_in_every_layer_before_the_loop_reads_it(layer, shapes):
-    config = tiny_config(num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8)
-    kv = Quantized(config, attention="codes", format="int8", group=4, max_tokens=100)
-    right = [torch.ones(1, heads, 8) for heads in (4, 2, 2)]
-    kv.begin(batch := Batch.of([[0]]))
-    for before in range(layer):
-        kv.attend(before, *right, batch)
-    with pytest.raises(WorkbenchError, match="this KV cache takes q"):
-        kv.attend(layer, *(None if shape is None else torch.ones(shape) for shape in shapes), batch)
-    assert kv.lengths.get(0, 0) == 0
-    kv.begin(batch := Batch.of([[0]]))
-    assert all(kv.attend(index, *right, batch).isfinite().all() for index in range(2))
-
-
 # -- the same attention ------------------------------------------------------------------------------------------------
 
 

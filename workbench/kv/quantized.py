@@ -38,7 +38,7 @@ import torch.nn.functional as F
 
 from workbench.errors import WorkbenchError, unknown
 from workbench.kv.quantized_codes import Seen, choose_attention, loop_over, seen_by, texts_for_loop
-from workbench.kv.slots import Places, Slots, check_size, dtype_name, misfit, require_room, stored_dtype
+from workbench.kv.slots import Places, Slots, check_size, dtype_name, require_room, stored_dtype
 from workbench.models.attention import eager_attention, fused_mask, sdpa_attention
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
@@ -189,7 +189,7 @@ class Quantized(Slots):
         if up is not None:
             assert k is not None, "latents come as keys"
             k, v = up.expand(k)
-        self._enter(layer, batch, self._misfit(layer, q, k, v) or self._misfit_of_loop(q, k, v, batch))
+        self._enter(layer, batch, self._misfit(layer, q, k, v))
         step, source = self._step, self.config.kv_source(layer)
         out_dtype = q.dtype
         if out_dtype != self.dtype:
@@ -211,15 +211,6 @@ class Quantized(Slots):
         if layer == self.config.num_layers - 1:
             step.scratch = None
         return out if out_dtype == self.dtype else out.to(out_dtype)
-
-    def _misfit_of_loop(self, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, batch: Batch) -> str:
-        """Why the loop over codes cannot read q, k, v, or "": it is handed where they lie, so every layer is asked."""
-        if not self._loops:
-            return ""
-        c, rows = self.config, batch.num_tokens
-        keys, values = (rows, c.num_kv_heads, c.head_dim), (rows, c.num_kv_heads, c.value_head_dim)
-        wanted = (None, None) if k is None and v is None else (keys, values)
-        return misfit(q, k, v, (rows, c.num_heads, c.head_dim), *wanted)
 
     def _attend_codes(
         self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, out: torch.Tensor

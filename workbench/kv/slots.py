@@ -95,6 +95,8 @@ class Slots(ABC):
         self._lengths: dict[Hashable, int] = {}
         self._slots: dict[Hashable, int] = {}
         self._free = list(range(max_sequences))  # ascending, so that a batch's slots tend to lie side by side
+        of_keys, of_values = (config.num_kv_heads, config.head_dim), (config.num_kv_heads, config.value_head_dim)
+        self._heads = ((config.num_heads, config.head_dim), of_keys, of_values)  # [heads, size] of q, k, v
         self._batch: Batch | None = None  # the one that `begin` accepted
         self._places: Places | None = None
         self._layers_done = 0
@@ -316,16 +318,18 @@ class Slots(ABC):
     def _misfit(self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None) -> str:
         """Why q, k, v of a layer do not belong here, or "". For kinds that keep keys and values of every head.
 
-        Shapes are asked for in the first layer; whether a layer brings keys of its own, in each.
+        Asked in every layer, as loops in C++ are handed where q, k, v lie and would read beyond what is too small.
         """
-        c, rows = self.config, len(q)
-        if layer == 0:
-            keys, values = (rows, c.num_kv_heads, c.head_dim), (rows, c.num_kv_heads, c.value_head_dim)
-            return misfit(q, k, v, (rows, c.num_heads, c.head_dim), keys, values)
-        if layer < c.num_layers and (k is None) != (c.kv_source(layer) != layer):
+        c, rows = self.config, q.shape[0] if self._batch is None else self._batch.query_starts[-1]
+        if 0 < layer < c.num_layers and (k is None) != (c.kv_source(layer) != layer):
             came = "came without keys" if k is None else "came with keys of its own"
             return f"layer {layer} {came}; was the cache made with another model's config?"
-        return ""
+        heads, key_heads, value_heads = self._heads
+        queries, keys, values = (rows, *heads), (rows, *key_heads), (rows, *value_heads)
+        if k is None and v is None and layer:
+            return "" if q.shape == queries else misfit(q, k, v, queries, None, None)
+        fits = k is not None and v is not None and k.shape == keys and v.shape == values and q.shape == queries
+        return "" if fits else misfit(q, k, v, queries, keys, values)
 
 
 def misfit(
