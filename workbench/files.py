@@ -159,18 +159,17 @@ def _locked_folder(parent: Path, prefix: str, suffix: str) -> tuple[Path, int | 
 
 def _remove_abandoned(draft: Path) -> None:
     """Remove a draft unless the process that holds its lock lives."""
-    lock = _lock(draft, wait=False)
-    if lock is not None:
-        shutil.rmtree(draft, ignore_errors=True)
-        _unlock(lock)
+    with alone_in(draft, 0.0) as alone:
+        if alone:
+            shutil.rmtree(draft, ignore_errors=True)
 
 
-def _lock(folder: Path, *, wait: bool = True) -> int | None:
-    """A lock that ends with the process at the latest; None for a lock of another, or a filesystem without locks."""
+def _lock(folder: Path) -> int | None:
+    """A lock that ends with the process at the latest, waited for; None on a filesystem without locks."""
     opened = None
     try:
         opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        fcntl.flock(opened, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        fcntl.flock(opened, fcntl.LOCK_EX)
     except OSError:
         _unlock(opened)
         return None
@@ -180,11 +179,11 @@ def _lock(folder: Path, *, wait: bool = True) -> int | None:
 @contextlib.contextmanager
 def alone_in(folder: Path, wait_s: float) -> Iterator[bool]:
     """Hold the lock of a folder, which processes take in turn: whether it is held. It ends with the process at the
-    latest. False where another one kept it for wait_s seconds, where there is no such folder, and on a filesystem
-    without locks."""
+    latest. False where another one kept it for wait_s seconds, where there is no such folder (a link is none), and on
+    a filesystem without locks."""
     opened, until = None, time.monotonic() + wait_s
     try:
-        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         while not _taken(opened):
             if time.monotonic() >= until:
                 raise BlockingIOError

@@ -18,14 +18,15 @@ from workbench import clock as clocks
 from workbench.errors import WorkbenchError
 from workbench.files import alone_in
 from workbench.generation import generate
-from workbench.instruments import doctor, passing
+from workbench.instruments import device, doctor, passing
 from workbench.kv import Contiguous
 from workbench.models import Batch, form_times, measured_linear, prepare
 from workbench.models.form_times import TimesTable, table_in
 from workbench.models.linear import Packed, chosen_linear, why_not_packed
 from workbench.models.measured_linear import MeasuredLinear, Shape, kept_forms, maker_of, why_not_measured
 
-pytestmark = pytest.mark.skipif(bool(why_not_packed(torch.float32, "cpu")), reason="there is one form alone here")
+ONE_FORM = why_not_packed(torch.float32, "cpu")
+pytestmark = pytest.mark.skipif(bool(ONE_FORM), reason=f"nothing to choose between: {ONE_FORM}")
 CONFIG = tiny_config(vocab_size=64, context_length=64)
 LARGE = (1100, 1024)  # out, in: beyond 4 MiB
 
@@ -416,6 +417,12 @@ def test_the_speed_of_weights_is_measured_in_the_form_that_was_chosen(measuring,
     assert held.form == ("packed" if large_rows == 1 and faster != "plain" else faster)
     speeds, _ = passing.measure_weights(torch.float32, 1 << 20, None)
     assert speeds.large_rows == large_rows
+
+
+def test_ceilings_are_kept_apart_by_how_forms_are_chosen(measuring, monkeypatch):
+    measured = device._cache_path("cpu")
+    monkeypatch.setenv("WORKBENCH_MEASURE", "off")
+    assert device._cache_path("cpu") != measured
 
 
 def test_the_doctor_says_what_was_measured(measuring, monkeypatch):

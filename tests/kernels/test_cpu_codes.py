@@ -12,6 +12,7 @@ import subprocess
 import pytest
 import torch
 
+from workbench.errors import WorkbenchError
 from workbench.kernels.cpu import codes
 from workbench.kernels.cpu.codes import CodeProduct, block_of
 from workbench.native import build
@@ -187,6 +188,13 @@ def test_inputs_may_lie_anywhere_and_outputs_depend_on_their_row_alone():
                 alone = torch.cat([product(row[None]) for row in view])
                 assert (y - alone).abs().max() <= 1e-5 * alone.abs().max()
             assert product(x[:0, :192]).shape == (0, 37)
+
+
+@needs_compiler
+@pytest.mark.parametrize("x", [torch.ones(1, 191), torch.ones(192), torch.ones(1, 192).double(), torch.ones(2, 2, 192)])
+def test_inputs_that_the_loop_would_misread_are_refused(x):
+    with pytest.raises(WorkbenchError, match=r"takes x \[N, 192\] in float32 on the CPU, got \["):
+        Weight(codes.KINDS[0], 37, 192, 64).product("exact")(x)
 
 
 @needs_compiler

@@ -218,7 +218,7 @@ class MeasuredLinear:
                 self._wait_s = 0.0  # who was not let in once does not wait for every shape
                 self._rule = table.given_up = "another measurement was under way"
                 return None
-            with alone_in(folder, self._wait_s) as alone:
+            with alone_in(folder.resolve(), self._wait_s) as alone:
                 self._wait_s *= alone
                 table.read()
                 if shape.name not in table.entries:

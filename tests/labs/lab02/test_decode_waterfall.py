@@ -39,6 +39,7 @@ from workbench.labs.lab02_where_time_goes.ways import (
     operations_of,
     python_calls_of,
 )
+from workbench.models.linear import Packed, Plain
 
 NAME = "time.decode_waterfall"
 SMALL = {NAME: {"context": 16, "repeats": 2}}
@@ -100,6 +101,18 @@ def runs(model):
 @pytest.fixture
 def steps(runs) -> dict[str, Measurement]:
     return {m.settings["way"]: m for m in runs[NAME] if m.settings["part"] == "step"}
+
+
+@pytest.mark.parametrize(
+    ("form", "ways_predicted"),
+    [(Packed, {DECODER, PACKED}), (Plain, {DECODER, PREPARED}), (lambda weight, bias=None: None, {DECODER})],
+)
+def test_a_prepared_step_is_predicted_for_the_way_in_the_form_that_is_chosen_here(
+    model, monkeypatch, form, ways_predicted
+):
+    monkeypatch.setattr(decode_waterfall, "maker_of", lambda *matrix: form)
+    _, by_way = decode_waterfall.expected(PUBLISHED["h100-sxm"], model=model, weights="float32", context=16, repeats=2)
+    assert set(by_way) == ways_predicted
 
 
 @pytest.mark.usefixtures("quick")
