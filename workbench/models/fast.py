@@ -74,10 +74,9 @@ def prepare(
     CPU in Triton's interpreter, which is for tests), or "auto": triton on a CUDA device where there are kernels for the
     model's shape. What came of it, and why, are `kernels` and `kernels_reason` of the result. graphs: whether an
     `Engine` records its decode steps with this model and replays them (workbench.models.graphs): True, False, or
-    "auto", on a CUDA device where kernels attend; not
-    with compile. dependent_launches: our kernels begin while the one before them ends
-    (`workbench.kernels.launch.dependent_launches`), on a GPU of compute capability 9.0 or newer; off, because nobody
-    has measured yet what it gains. experts: how a mixture of experts runs, "loop" or "grouped"
+    "auto", on a CUDA device where kernels attend; not with compile. dependent_launches: our kernels begin while the one
+    before them ends (`workbench.kernels.launch.dependent_launches`), on a GPU of compute capability 9.0 or newer; off,
+    because nobody has measured yet what it gains. experts: how a mixture of experts runs, "loop" or "grouped"
     (workbench.models.fast_experts), which is not the default for the same reason. inputs: what quantized linears are
     multiplied with: "exact", or "q8" (CPU): rounded to 8 bits too, a scale a block, so that products are whole numbers.
     That is faster and moves the logits a little, so it is never chosen by itself.
