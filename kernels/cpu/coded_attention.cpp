@@ -1,4 +1,4 @@
-// Attention of a few new tokens of each text over keys and values that are kept in codes; called by coded_attention.py,
+// Attention of a few new tokens of each sequence over keys and values that are kept in codes; called by coded_attention.py,
 // which says what the arguments are.
 //
 // A key is s_d · code_d + z_d, its scales and zeros of a channel and a group of tokens. So a group's scales go into the
@@ -7,7 +7,7 @@
 // multiplied with the queries of its group of heads, and is never written.
 //
 // Softmax is kept online (Milakov & Gimelshein, arXiv 1805.02867), a tile of tokens at a time. An item of work is a
-// key-value head and at most SPLIT tokens of a text; the items of a head are put together in their order, so that the
+// key-value head and at most SPLIT tokens of a sequence; the items of a head are put together in their order, so that the
 // result does not depend on the number of threads.
 #include "chunks.h"
 
@@ -32,11 +32,11 @@ struct Layer {
   float scale;
 };
 
-struct Run {  // tokens side by side, the first of them at `position` in the text
+struct Run {  // tokens side by side, the first of them at `position` in the sequence
   int64_t place, skip, tokens, position;  // from the group at `place` on, after `skip` tokens; −1: the recent part
 };
 
-struct Text {
+struct Sequence {
   int64_t slot, past;       // tokens before the new ones
   int64_t first_row, rows;  // of the batch: the new ones
   int64_t first_run, runs;  // what they see of the others
@@ -192,13 +192,13 @@ struct Room {  // of one item, in floats; Q queries, `wide` is a key and `wide_v
 
 struct Item {
   const Layer& layer;
-  const Text& text;
+  const Sequence& sequence;
   int64_t head, queries;  // rows · query heads of this one
   Room& room;
   float *top, *total, *out;  // [Q], [Q], [Q, wide_value]
   int64_t bytes = 0;         // of the cache that were read
 
-  int64_t at(int64_t place, int64_t places) const { return (text.slot * layer.heads + head) * places + place; }
+  int64_t at(int64_t place, int64_t places) const { return (sequence.slot * layer.heads + head) * places + place; }
 
   void start(const float* q, int64_t q_stride) {
     for (int64_t i = 0; i < queries; i++) {
@@ -212,7 +212,7 @@ struct Item {
 
   // Scores of tokens that a row must not see become LOWEST; how many are left.
   int hide(int64_t row, int64_t position, int count, float* scores) const {
-    const int64_t last = text.past + row, low = layer.window ? last - layer.window + 1 : 0;
+    const int64_t last = sequence.past + row, low = layer.window ? last - layer.window + 1 : 0;
     if (position + count - 1 <= last && (position >= low || position + count <= layer.sinks)) return count;
     int seen = 0;
     for (int t = 0; t < count; t++) {
@@ -376,12 +376,12 @@ namespace {
 inline int64_t groups_of(const Run& run, int64_t group) { return run.place < 0 ? 0 : up(run.skip + run.tokens, group); }
 
 struct Work {  // an item, and where its part of the result lies
-  int64_t text, head, split, splits;
+  int64_t sequence, head, split, splits;
 };
 
 struct Call {
   const Layer& layer;
-  const Text* texts;
+  const Sequence* sequences;
   const Run* runs;
   const float* q;
   int64_t q_stride;
@@ -390,7 +390,7 @@ struct Call {
   std::vector<float>& parts;  // [items, most queries, 2 + wide_value]: top, total, and what is mixed
 
   int64_t per_split() const { return std::max<int64_t>(1, SPLIT / layer.group); }
-  int64_t queries(const Text& text) const { return text.rows * layer.shared; }
+  int64_t queries(const Sequence& sequence) const { return sequence.rows * layer.shared; }
   int64_t wide_value() const { return up(layer.values.size, LANES) * LANES; }
 
   float* part(int64_t item, int64_t which) const {  // which: 0 top, 1 total, 2 mixed
@@ -398,23 +398,23 @@ struct Call {
     return parts.data() + item * most * (2 + wide_value()) + which * most;
   }
 
-  int64_t splits(const Text& text) const {
+  int64_t splits(const Sequence& sequence) const {
     int64_t groups = 0;
-    for (int64_t i = 0; i < text.runs; i++) groups += groups_of(runs[text.first_run + i], layer.group);
+    for (int64_t i = 0; i < sequence.runs; i++) groups += groups_of(runs[sequence.first_run + i], layer.group);
     return std::max<int64_t>(1, up(groups, per_split()));
   }
 
   // The bytes of the cache that it read.
   int64_t attend(const Work& work, int64_t index, Room& room) const {
-    const Text& text = texts[work.text];
-    Item item{layer, text, work.head, queries(text), room, part(index, 0), part(index, 1), part(index, 2)};
+    const Sequence& sequence = sequences[work.sequence];
+    Item item{layer, sequence, work.head, queries(sequence), room, part(index, 0), part(index, 1), part(index, 2)};
     room.fit(layer, item.queries);
-    item.start(q + text.first_row * q_stride, q_stride);
+    item.start(q + sequence.first_row * q_stride, q_stride);
     const int64_t first = work.split * per_split(), end = first + per_split();
     const bool is_last = work.split == work.splits - 1;
     int64_t number = 0;  // of the group, over all runs
-    for (int64_t i = 0; i < text.runs; i++) {
-      const Run& run = runs[text.first_run + i];
+    for (int64_t i = 0; i < sequence.runs; i++) {
+      const Run& run = runs[sequence.first_run + i];
       if (run.place < 0) {
         if (is_last) item.recent(run.skip, run.tokens, run.position);
         continue;
@@ -428,9 +428,9 @@ struct Call {
       }
     }
     if (is_last) {
-      const float *k = keys.start + text.first_row * keys.row + work.head * keys.head;
-      const float *v = values.start + text.first_row * values.row + work.head * values.head;
-      item.floats(k, keys.row, v, values.row, text.rows, text.past);
+      const float *k = keys.start + sequence.first_row * keys.row + work.head * keys.head;
+      const float *v = values.start + sequence.first_row * values.row + work.head * values.head;
+      item.floats(k, keys.row, v, values.row, sequence.rows, sequence.past);
       keep(item, k, v);
     }
     return item.bytes;
@@ -438,9 +438,9 @@ struct Call {
 
   // The new rows to the recent part, where nobody reads them yet.
   void keep(const Item& item, const float* k, const float* v) const {
-    const Text& text = item.text;
-    for (int64_t row = 0; text.keep_at >= 0 && row < text.rows; row++) {
-      const int64_t to = item.at(text.keep_at + row, layer.recent_places);
+    const Sequence& sequence = item.sequence;
+    for (int64_t row = 0; sequence.keep_at >= 0 && row < sequence.rows; row++) {
+      const int64_t to = item.at(sequence.keep_at + row, layer.recent_places);
       const int64_t key = layer.keys.size, value = layer.values.size;
       std::memcpy(layer.keys.recent + to * key, k + row * keys.row, key * sizeof(float));
       std::memcpy(layer.values.recent + to * value, v + row * values.row, value * sizeof(float));
@@ -449,12 +449,12 @@ struct Call {
 
   // The items of one head, from `index` on -> out [rows, H_q, D_v]
   void put_together(const Work& work, int64_t index, float* out) const {
-    const Text& text = texts[work.text];
+    const Sequence& sequence = sequences[work.sequence];
     const int64_t size = layer.values.size;
-    for (int64_t i = 0; i < queries(text); i++) {
+    for (int64_t i = 0; i < queries(sequence); i++) {
       float largest = LOWEST, total = 0;
       for (int64_t split = 0; split < work.splits; split++) largest = std::max(largest, part(index + split, 0)[i]);
-      const int64_t row = text.first_row + i / layer.shared, head = work.head * layer.shared + i % layer.shared;
+      const int64_t row = sequence.first_row + i / layer.shared, head = work.head * layer.shared + i % layer.shared;
       float* to = out + (row * layer.heads * layer.shared + head) * size;
       std::fill(to, to + size, 0.f);
       for (int64_t split = 0; split < work.splits; split++) {
@@ -473,16 +473,16 @@ struct Call {
 extern "C" {
 
 // q [N, H_q, D], keys [N, H_kv, D], values [N, H_kv, D_v] of the new tokens -> out [N, H_q, D_v], the rows of these
-// texts. Returns the bytes of the cache that were read.
-int64_t attend_codes(const Layer* layer, const Text* texts, int64_t count, const Run* runs, const float* q,
+// sequences. Returns the bytes of the cache that were read.
+int64_t attend_codes(const Layer* layer, const Sequence* sequences, int64_t count, const Run* runs, const float* q,
                      int64_t q_stride, const Rows* keys, const Rows* values, int64_t threads, float* out) {
   static thread_local std::vector<float> parts;
   static thread_local std::vector<Work> items;
   items.clear();
-  Call call{*layer, texts, runs, q, q_stride, *keys, *values, 0, parts};
+  Call call{*layer, sequences, runs, q, q_stride, *keys, *values, 0, parts};
   for (int64_t i = 0; i < count; i++) {
-    const int64_t splits = call.splits(texts[i]);
-    call.most_rows = std::max(call.most_rows, texts[i].rows);
+    const int64_t splits = call.splits(sequences[i]);
+    call.most_rows = std::max(call.most_rows, sequences[i].rows);
     for (int64_t head = 0; head < layer->heads; head++)
       for (int64_t split = 0; split < splits; split++) items.push_back({i, head, split, splits});
   }

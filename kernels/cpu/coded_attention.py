@@ -4,7 +4,7 @@
     k' = scale · code + zero, a scale (and zero) of each channel over a group of tokens
     v' = scale · code + zero, of each token; fp8 (e4m3) has no zeros
 
-The loop takes a layer of any number of texts, each with one or a few new tokens, and all heads at once. Query heads
+The loop takes a layer of any number of sequences, each with one or a few new tokens, and all heads at once. Query heads
 that share a key-value head share what is read. What it computes is softmax(q · k'ᵀ · scale) · v' with sums in float32;
 only the order of additions differs from attention over the numbers.
 """
@@ -46,15 +46,15 @@ class Layer(ctypes.Structure):
 
 
 class Run(ctypes.Structure):
-    """`tokens` tokens side by side, the first of them at `position` in its text: of the groups from `place` on, after
-    `skip` tokens (fewer than a group has); or of the recent part, with RECENT as the place."""
+    """`tokens` tokens side by side, the first of them at `position` in its sequence: of the groups from `place` on,
+    after `skip` tokens (fewer than a group has); or of the recent part, with RECENT as the place."""
 
     _fields_ = [(name, Whole) for name in ("place", "skip", "tokens", "position")]
 
 
-class Text(ctypes.Structure):
-    """New tokens of one text, `past` others before them: rows of the batch, and the runs that they see. keep_at: the
-    place in the recent part from which on the new ones are stored, −1 where they are not."""
+class Sequence(ctypes.Structure):
+    """New tokens of one sequence, `past` others before them: rows of the batch, and the runs that they see. keep_at:
+    the place in the recent part from which on the new ones are stored, −1 where they are not."""
 
     _fields_ = [(name, Whole) for name in ("slot", "past", "first_row", "rows", "first_run", "runs", "keep_at")]
 
@@ -130,13 +130,13 @@ class Kept:
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        texts: ctypes.Array[Text],
+        sequences: ctypes.Array[Sequence],
         runs: ctypes.Array[Run],
         out: torch.Tensor,
         *,
         numbers: int,
     ) -> int:
-        """The rows of these texts of q [N, H_q, D] -> those of out [N, H_q, D_v], which is contiguous; all float32.
+        """The rows of these sequences of q [N, H_q, D] -> those of out [N, H_q, D_v], which is contiguous; all float32.
 
         k, v [N, H_kv, D], D_v: of the new tokens. numbers: kept ones that are read, about. Returns the bytes of the
         cache that were read: codes, scales and zeros, and the recent part.
@@ -145,6 +145,6 @@ class Kept:
         q = q if q.stride()[1:] == (q.shape[2], 1) else q.contiguous()
         k, v = (t if t.stride(2) == 1 else t.contiguous() for t in (k, v))
         threads = 1 if numbers <= SMALL else torch.get_num_threads()
-        given = (self._address, texts, len(texts), runs, q.data_ptr(), q.stride(0))
+        given = (self._address, sequences, len(sequences), runs, q.data_ptr(), q.stride(0))
         new = (ctypes.byref(Rows.of(k)), ctypes.byref(Rows.of(v)))
         return self._attend(*given, *new, threads, out.data_ptr())

@@ -37,7 +37,7 @@ import torch
 import torch.nn.functional as F
 
 from workbench.errors import WorkbenchError, unknown
-from workbench.kv.quantized_codes import Seen, choose_attention, loop_over, seen_by, texts_for_loop
+from workbench.kv.quantized_codes import Seen, choose_attention, loop_over, seen_by, sequences_for_loop
 from workbench.kv.slots import Places, Slots, check_size, dtype_name, require_room, stored_dtype
 from workbench.models.attention import eager_attention, fused_mask, sdpa_attention
 from workbench.models.batch import Batch
@@ -215,15 +215,15 @@ class Quantized(Slots):
     def _attend_codes(
         self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, out: torch.Tensor
     ) -> None:
-        """The rows of the loop's texts. It stores the new tokens where no group leaves the recent part; the others are
-        stored here, once the last layer that reads these keys has seen them as they came."""
+        """The rows of the loop's sequences. It stores the new tokens where no group leaves the recent part; the others
+        are stored here, once the last layer that reads these keys has seen them as they came."""
         step, source = self._step, self.config.kv_source(layer)
         if k is None or v is None:
             k, v = step.new[source]
         k, v = k.to(self.dtype), v.to(self.dtype)
         seen = step.seen_in_loop[self.config.window_of(layer)]
         numbers = seen.tokens * self.config.num_kv_heads * (self.config.head_dim + self.config.value_head_dim)
-        self.bytes_read += self._loops[source].attend(q, k, v, seen.texts, seen.runs, out, numbers=numbers)
+        self.bytes_read += self._loops[source].attend(q, k, v, seen.sequences, seen.runs, out, numbers=numbers)
         if self._last_user[source] != layer:
             step.new[source] = k, v
             return
@@ -340,11 +340,11 @@ class Quantized(Slots):
             before = self._groups[slot]
             after = max(before, self._plan.groups_of(length))
             growths.append(_Growth(slot, past, before, after, self._since[slot]))
-        step = _Step(batch, growths, self._plan, self._keys.device, texts_for_loop(batch) if self._loops else [])
+        step = _Step(batch, growths, self._plan, self._keys.device, sequences_for_loop(batch) if self._loops else [])
         if step.in_loop:
-            of_texts = [(growths[index], step.rows[index]) for index in step.in_loop]
+            in_loop = [(growths[index], step.rows[index]) for index in step.in_loop]
             step.seen_in_loop = {
-                window: seen_by(of_texts, store, self.group, window, self.config.attention_sinks)
+                window: seen_by(in_loop, store, self.group, window, self.config.attention_sinks)
                 for window, store in self._stores.items()
             }
         for grow in growths:

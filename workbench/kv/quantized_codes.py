@@ -1,11 +1,11 @@
 """How kv "quantized" attends: over codes as they lie, or over numbers that were made of them.
 
-    "sdpa", "eager"   dequantized   all that is seen is written as numbers and read again, one text after the other
+    "sdpa", "eager"   dequantized   all that is seen is written as numbers and read again, one sequence after the other
     "codes"           the loop of `workbench.kernels.cpu.coded_attention`: a CPU with a C++ compiler
     "auto"            "codes" where it runs, and else "sdpa"; why, in words
 
-The loop takes texts with one new token and with a few (a chain of drafted ones, the end of a prompt). Trees have masks,
-and many new tokens are a product of matrices: both are dequantized.
+The loop takes sequences with one new token and with a few (a chain of drafted ones, the end of a prompt). Trees have
+masks, and many new tokens are a product of matrices: both are dequantized.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from workbench.kernels.cpu import coded_attention as loop
 
 CHOICES = (*ATTENTION, "codes", "auto")
-FEW_TOKENS = 8  # new ones of a text, so many at most go through the loop
+FEW_TOKENS = 8  # new ones of a sequence, so many at most go through the loop
 
 
 def choose_attention(name: str, *, dtype: torch.dtype, device: torch.device | str) -> tuple[str, str]:
@@ -43,7 +43,7 @@ def choose_attention(name: str, *, dtype: torch.dtype, device: torch.device | st
             " what runs here"
         )
     return "codes", "as asked" if name == "codes" else (
-        f"a CPU, where the loop reads codes as they lie; trees and more than {FEW_TOKENS} new tokens of a text are"
+        f"a CPU, where the loop reads codes as they lie; trees and more than {FEW_TOKENS} new tokens of a sequence are"
         " dequantized"
     )
 
@@ -60,7 +60,7 @@ def why_not_codes(dtype: torch.dtype, device: torch.device | str) -> str:
     return why_not_here()
 
 
-def texts_for_loop(batch: Batch) -> list[int]:
+def sequences_for_loop(batch: Batch) -> list[int]:
     """The sequences of a batch that go through the loop."""
     trees = batch.parents or (None,) * len(batch.sequences)
     sizes = [b - a for a, b in pairwise(batch.query_starts)]
@@ -101,7 +101,7 @@ class HoldsGroups(Protocol):
 class Seen(NamedTuple):
     """The loop's view of a step, for all layers of one window."""
 
-    texts: ctypes.Array[loop.Text]
+    sequences: ctypes.Array[loop.Sequence]
     runs: ctypes.Array[loop.Run]
     tokens: int  # of the cache that are read
 
@@ -109,19 +109,21 @@ class Seen(NamedTuple):
 def seen_by(
     growths: Iterable[tuple[Growth, slice]], store: HoldsGroups, group: int, window: int | None, sinks: int
 ) -> Seen:
-    """growths: of the loop's texts, each with its rows of the batch."""
+    """growths: of the loop's sequences, each with its rows of the batch."""
     from workbench.kernels.cpu import coded_attention as loop
 
-    texts, runs = list[loop.Text](), list[loop.Run]()
+    sequences, runs = list[loop.Sequence](), list[loop.Run]()
     for grow, rows in growths:
         found = _runs(grow, store, group, window, sinks)
         recent = grow.past - grow.before * group
         keep_at = recent if grow.before == grow.after else -1
-        texts.append(
-            loop.Text(grow.slot, grow.past, rows.start, rows.stop - rows.start, len(runs), len(found), keep_at)
+        sequences.append(
+            loop.Sequence(grow.slot, grow.past, rows.start, rows.stop - rows.start, len(runs), len(found), keep_at)
         )
         runs += found
-    return Seen((loop.Text * len(texts))(*texts), (loop.Run * len(runs))(*runs), sum(run.tokens for run in runs))
+    return Seen(
+        (loop.Sequence * len(sequences))(*sequences), (loop.Run * len(runs))(*runs), sum(run.tokens for run in runs)
+    )
 
 
 def _runs(grow: Growth, store: HoldsGroups, group: int, window: int | None, sinks: int) -> list[loop.Run]:
