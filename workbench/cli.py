@@ -125,6 +125,7 @@ def make_parser() -> argparse.ArgumentParser:
     train.add_argument("--out", type=Path, metavar="DIR", help="default: training/NAME; an interrupted run resumes")
     device(train)
     train.add_argument("--seed", type=_seed, help="another start and order of the data than the shipped model's")
+    train.add_argument("--steps", type=_steps, help="train for as many steps instead of the shipped model's")
     train.add_argument("--compile", action="store_true", help="use torch.compile: faster, rounds differently")
 
     experiment = command("experiment", None, "run a measurement")
@@ -278,6 +279,13 @@ def _seed(text: str) -> int:
     return seed
 
 
+def _steps(text: str) -> int:
+    steps = int(text)
+    if not 1 <= steps <= 1_000_000:
+        raise argparse.ArgumentTypeError(f"a whole number of steps from 1 to 1,000,000, got {text!r}")
+    return steps
+
+
 def _minutes(text: str) -> float:
     minutes = float(text)
     if not 0 < minutes <= 24 * 60:
@@ -397,9 +405,13 @@ def run_train(args: argparse.Namespace) -> int:
     known = [*recipes.RECIPES, *others, recipes.TOKENIZER_NAME]
     if args.name not in known:
         raise unknown("recipe", args.name, known)
-    run = args.name if args.seed is None else f"{args.name}-seed{args.seed}"
+    run = args.name
+    run += "" if args.seed is None else f"-seed{args.seed}"
+    run += "" if args.steps is None else f"-steps{args.steps}"
     out = args.out or Path("training") / run
     _folder_writable(out)
+    if args.steps is not None and args.name not in recipes.RECIPES:
+        raise WorkbenchError(f"{args.name} has a number of steps of its own; leave out --steps")
     if args.name == recipes.TOKENIZER_NAME:
         training.train_stdlib_tokenizer(out)
         print(f"{args.name}: written to {out}")
@@ -408,7 +420,7 @@ def run_train(args: argparse.Namespace) -> int:
             raise WorkbenchError(f"{args.name} is trained without torch.compile; leave out --compile")
         others[args.name](args.name, out, device=args.device, seed=args.seed)
     else:
-        training.train(args.name, out, device=args.device, compile_model=args.compile, seed=args.seed)
+        training.train(args.name, out, device=args.device, compile_model=args.compile, seed=args.seed, steps=args.steps)
     return 0
 
 

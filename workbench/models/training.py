@@ -416,12 +416,14 @@ def train(
     tokenizer: Tokenizer | None = None,
     recipe: Recipe | None = None,
     seed: int | None = None,
+    steps: int | None = None,
     stop_at_step: int | None = None,
     report: Callable[[str], None] = print,
 ) -> Decoder:
     """Run a recipe to its end, or on from where it was interrupted, and write model and card into `out`.
 
     seed: in place of the recipe's own: another initialization and another order of the data.
+    steps: in place of the recipe's own; the rate falls to 0 at their end.
     stop_at_step: checkpoint and return early there, as an interruption would (the run can be resumed).
     compile_model: torch.compile the forward; faster, and rounding differs a little from the plain run.
     Raises WorkbenchError for an unknown name, for a folder that holds another recipe's run, and for experts that are
@@ -433,6 +435,8 @@ def train(
         recipe = RECIPES[name]
     if seed is not None:
         recipe = dataclasses.replace(recipe, seed=seed)
+    if steps is not None:
+        recipe = dataclasses.replace(recipe, steps=steps)
     if compile_model and recipe.config.experts is not None:
         raise WorkbenchError(f"{name} has experts, whose products differ in every step; train it without torch.compile")
     out.mkdir(parents=True, exist_ok=True)
@@ -562,6 +566,15 @@ def _load_line(load: dict[str, list[float]]) -> str:
     )
 
 
+def _arguments(card: dict[str, Any]) -> str:
+    """The name, and what of the run was not the recipe's own."""
+    recipe, words = RECIPES.get(card["name"]), [card["name"]]
+    for key in ("seed", "steps"):
+        if recipe is not None and card[key] != getattr(recipe, key):
+            words.append(f"--{key} {card[key]}")
+    return " ".join(words)
+
+
 def card_text(card: dict[str, Any]) -> str:
     """The card as Markdown, with the front matter Hugging Face's hub reads."""
     held_out = card["held_out"]
@@ -576,7 +589,7 @@ def card_text(card: dict[str, Any]) -> str:
             f"A {card['parameters']:,}-parameter decoder ({ROLES.get(card['role'], card['role'])}), trained"
             f" {'on from a part of ' + card['parent'] if card.get('parent') else 'from nothing'} for teaching."
         ),
-        f"Make it again: `workbench train {card['name']}`.",
+        f"Make it again: `workbench train {_arguments(card)}`.",
         "",
         "| | |",
         "|---|---|",
