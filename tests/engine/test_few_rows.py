@@ -13,6 +13,8 @@ from conftest import random_decoder, tiny_config
 from test_fast import SHAPES, needs_compiler
 from test_parity import TOLERANCE, relative_difference
 
+from workbench.decoding.log_probs import with_prompt_rows
+from workbench.decoding.sequence import Sequence
 from workbench.errors import WorkbenchError
 from workbench.generation import generate
 from workbench.kv import KV, Contiguous, Paged, Recompute
@@ -22,6 +24,7 @@ from workbench.models.fast import FastDecoder
 from workbench.models.linear import Matvec
 from workbench.models.one_call import OneCall
 from workbench.native.compiler import OFF
+from workbench.serving import Request
 from workbench.speculation import ModelDraft
 from workbench.speculation.drafts import NGramDraft
 from workbench.speculation.drafts.ngram_table import NGramTable
@@ -244,6 +247,10 @@ def test_prompts_and_forced_tokens_are_neither_compiled_nor_spoken_of(monkeypatc
     with torch.inference_mode():
         fast(Batch.of([[5, 6, 7]], sequences=["a"], logits="all"), kv)  # a prompt that is scored
         fast(rows_of([1, 2, 3], first=3, logits="last"), kv)  # a chunk of one, or what a grammar forces
+        request = Request("a", tuple(range(12)), 1, prompt_log_probs=0)
+        scored = Sequence("a", list(request.prompt_ids), 12, 1, request=request, prompt_log_probs=[None] * 12)
+        chunk = with_prompt_rows(rows_of([6, 7, 8], first=6, logits="last"), [scored], 0)
+        assert chunk.logit_rows is None and len(fast(chunk, kv)) == 3, "a chunk of few tokens, all scored"
     assert fast.compiled_reason == "no step was taken yet"
 
 

@@ -105,10 +105,10 @@ class CompiledSteps:
         way: `rows_reason` says why.
 
         A verification is a chain of up to ROWS[-1] tokens of one sequence that is cached already, with logits for all
-        of them. A prompt, or a part of one, wants logits for its last token or none, and changes nothing here; a part
-        of few tokens that wants them all, for their log-probabilities, is the same batch and is taken too.
+        of them. A prompt, or a part of one, wants logits for its last token or none, and changes nothing here; one that
+        wants more, for its log-probabilities, is a batch of a class of its own.
         """
-        if batch.logit_rows is not None or max(batch.first_positions) == 0:
+        if batch.logit_rows is not None or max(batch.first_positions) == 0 or type(batch) is not Batch:
             return None
         self.rows_reason = self._why_not_few(batch, kv)
         if self.rows_reason:

@@ -7,6 +7,7 @@ cut from its cache when the next text comes.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Hashable, Sequence
 
 import torch
@@ -14,7 +15,7 @@ import torch
 from workbench.errors import WorkbenchError
 from workbench.kv import KV, caching_kind, kv_for
 from workbench.models.batch import Batch
-from workbench.models.fast import Model
+from workbench.models.fast import FastDecoder, Model
 from workbench.speculation.drafts.contract import Ask, Draft, check_vocabulary, cut_back, with_room
 from workbench.speculation.drafts.growing import (
     Distributions,
@@ -69,6 +70,8 @@ class ModelDraft(Draft):
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         levels = [levels_that_fit(self.branching, ask, self.max_tokens - len(ask.token_ids)) for ask in asks]
+        if len(asks) == 1 and self._may_step(asks[0], levels[0]):
+            return [self._chain_of_steps(asks[0], len(levels[0]))]
         return grow_together(asks, levels, functools.partial(self._distributions, asks))
 
     def listen(self, ask: Ask, count: int) -> list[bool]:
@@ -84,16 +87,62 @@ class ModelDraft(Draft):
             logits=[count],
             device=self.model.device,
         )
-        with torch.inference_mode():
-            best = self.model(batch, self._kv).argmax(dim=-1).tolist()
-        self.model_calls += 1
-        self.rows_processed += batch.num_tokens
+        best = self._forward(batch).argmax(dim=-1).tolist()
         known += text[len(known) : -1]
         return [guess == token for guess, token in zip(best, text[-count:])]
 
     def release(self, sequence: Hashable) -> None:
         if self._remembered.pop(sequence, None) is not None and sequence in self._kv.lengths:
             self._kv.release(sequence)
+
+    # -- a chain by compiled steps ---------------------------------------------------------------------------------
+
+    def _may_step(self, ask: Ask, levels: Sequence[int]) -> bool:
+        """Whether each drafted token is the one that a compiled step says: the highest logit, nothing else having a
+        say."""
+        chain = ask.distribution.is_argmax and set(levels) == {1}
+        return chain and isinstance(self.model, FastDecoder) and self.model.may_step(self._kv)
+
+    def _chain_of_steps(self, ask: Ask, limit: int) -> Proposal:
+        """The chain that `grow_together` draws greedily, without distributions, which greedy decoding reads none of."""
+        tokens: list[int] = []
+        confidences: list[float] = []
+        while len(tokens) < limit:
+            token, confidence = self._best_after(ask, [*ask.token_ids, *tokens])
+            tokens.append(token)
+            confidences.append(confidence)
+            if not ask.go_on(confidence):
+                break
+        return Proposal.chain(tokens, confidences=tuple(confidences))
+
+    def _best_after(self, ask: Ask, text: list[int]) -> tuple[int, float]:
+        """The most probable token after this text, and its probability."""
+        start = self._know(ask.sequence, text)
+        new = text[start:]
+        if len(new) == 1 and isinstance(self.model, FastDecoder):
+            stepped = self.model.step(new[0], start, ask.sequence, self._kv)
+            if stepped is not None:
+                logits, said = stepped
+                self.model_calls += 1
+                self.rows_processed += 1
+                token, log_prob, top = said.tolist() if said is not None else (0, 0, math.nan)
+                return (int(token), math.exp(log_prob)) if math.isfinite(top) else self._best_of(ask, logits, text)
+        batch = Batch.of(
+            [new],
+            first_positions=[start],
+            sequences=[ask.sequence],
+            logits=[len(new) if len(new) <= FEW else 1],
+            device=self.model.device,
+        )
+        return self._best_of(ask, self._forward(batch)[-1:], text)
+
+    @staticmethod
+    def _best_of(ask: Ask, logits: torch.Tensor, text: list[int]) -> tuple[int, float]:
+        """Of logits [1, V], which may be no distribution: the error is the sequence's."""
+        [token] = ask.distribution.best(logits, lambda _: text)
+        return token, float(logits[0].double().softmax(dim=-1)[token])
+
+    # -- distributions, of chains and trees ------------------------------------------------------------------------
 
     def _distributions(self, asks: Sequence[Ask], paths: Paths) -> Distributions:
         """The next distribution after each path, all sequences in one forward."""
@@ -114,10 +163,7 @@ class ModelDraft(Draft):
             logits=counts,
             device=self.model.device,
         )
-        with torch.inference_mode():
-            logits = self.model(batch, self._kv)
-        self.model_calls += 1
-        self.rows_processed += batch.num_tokens
+        logits = self._forward(batch)
         found, start = {}, 0
         for (index, of_ask), of_tree, count in zip(paths.items(), parents, counts):
             ask, rows = asks[index], pending[index]
@@ -134,16 +180,29 @@ class ModelDraft(Draft):
 
         A chain continues from the cache. A tree is sent whole at each level, since it has few nodes.
         """
-        known = self._remembered.setdefault(ask.sequence, [])
         if len(paths) == 1:
             text = [*ask.token_ids, *paths[0]]
-            self._cut_to(ask.sequence, min(common_prefix(known, text), len(text) - 1))
-            tokens = text[len(known) :]
-            known += tokens
-            return tokens, None, [0]
+            return text[self._know(ask.sequence, text) :], None, [0]
+        self._remembered.setdefault(ask.sequence, [])
         self._cut_to(ask.sequence, len(ask.token_ids))  # an earlier level may have been sent as a chain
         nodes, parents = tree_of(paths)
         return [node[-1] for node in nodes], parents, [nodes.index(tuple(path)) for path in paths]
+
+    def _know(self, sequence: Hashable, text: list[int]) -> int:
+        """How many tokens of this text are in the cache, one less than all at most. The rest is to be sent now."""
+        known = self._remembered.setdefault(sequence, [])
+        self._cut_to(sequence, min(common_prefix(known, text), len(text) - 1))
+        start = len(known)
+        known += text[start:]
+        return start
+
+    def _forward(self, batch: Batch) -> torch.Tensor:
+        """[rows asked for, V] logits."""
+        with torch.inference_mode():
+            logits = self.model(batch, self._kv)
+        self.model_calls += 1
+        self.rows_processed += batch.num_tokens
+        return logits
 
     def _cut_to(self, sequence: Hashable, length: int) -> None:
         """Cut rejected tokens of the last proposal from the cache."""
