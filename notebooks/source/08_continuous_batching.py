@@ -326,6 +326,10 @@ table(
 )
 
 # %% [markdown]
+# Here static and continuous are apart by another factor than in the panel: the machine does other things, too. Of so few
+# runs trust the order and the first digit.
+
+# %% [markdown]
 # ### One flat batch
 #
 # A step now holds sequences of all lengths: one at its 200th token, one at its third, one with a whole prompt.
@@ -342,8 +346,18 @@ table(
 # ```
 #
 # That is **selective batching** (Orca, section 3.2): batch the operations that can be batched, and run
-# attention per sequence. Our model has worked this way since lab 01: a `Batch` is a flat list of rows with the
-# start of each sequence. So nothing had to be added:
+# attention per sequence. In code, without norms and rotation, for `x` of [N, d]:
+#
+# ```python
+# q, k, v = x @ W_q, x @ W_k, x @ W_v                                # all N rows at once
+# for name, (start, end) in zip(names, pairwise(query_starts)):      # here [0, 1, 2, 7]
+#     cache[name].append(k[start:end], v[start:end])
+#     attended[start:end] = attend(q[start:end], *cache[name])       # each with its own keys and values
+# x = x + attended @ W_o                                             # all N rows at once
+# ```
+#
+# Our model has worked this way since lab 01: a `Batch` is the flat list of rows, with `query_starts`. So nothing had
+# to be added:
 
 # %%
 kv = Contiguous(model.config, max_sequences=3, max_tokens=64)
@@ -481,8 +495,9 @@ say(
 # %% [markdown]
 # So a step has a [**token budget**](../docs/glossary.md#sequences-and-steps). Decodes are scheduled first, one row each; prefills share what is left
 # (Sarathi-Serve, 2024). The budget sets the balance between the two latencies: the time to the first token (TTFT), and
-# the time between tokens (TPOT). Below is one step on a GPU, predicted, with 64 decodes at 1,024 tokens and launch time
-# left out, as if the whole step were one CUDA graph.
+# the time between tokens (TPOT). Small chunks cost twice: more steps, and each chunk reads the keys of all chunks before
+# it again. So take the largest budget whose step keeps the TPOT that was promised. Below is one step on a GPU, predicted,
+# with 64 decodes at 1,024 tokens and launch time left out, as if the whole step were one CUDA graph.
 
 # %%
 shape, h200 = public_shape("llama-3.1-8b"), replace(PUBLISHED["h200"], launch_s=1e-9)
@@ -519,9 +534,18 @@ say(
 # ## Whose turn?
 #
 # When more requests wait than slots are free, the scheduler must choose. A [**policy**](../docs/glossary.md#sequences-and-steps) is a sort key: the
-# request with the smallest key goes first. To study policies no model is needed, only lengths and time. So the
-# same scheduler runs in a simulator, its **twin**: what it plans is not computed but counts as done, and the clock
-# advances by a given time for each step. Here every step takes one second.
+# request with the smallest key goes first.
+#
+# | policy | key |
+# |---|---|
+# | `first_come` | time of arrival |
+# | `shortest_remaining` | rows that are still to be computed, if the output is as long as asked for |
+# | `priority` | class of the request, then time of arrival |
+# | `deadline` | time at which it must be done (*earliest deadline first*) |
+#
+# To study policies no model is needed, only lengths and time. So the same scheduler runs in a simulator, its **twin**:
+# what it plans is not computed but counts as done, and the clock advances by a given time for each step. Here every step
+# takes one second, and a request must be done 30 s after its arrival, plus 1.5 s for each token after the first.
 
 # %%
 mixed_load = Workload(Uniform(8, 64), HeavyTail(4, 128), Poisson(0.11))
@@ -580,6 +604,11 @@ say(
 )
 
 # %% [markdown]
+# Why does `deadline` not meet the most deadlines? Earliest deadline first is a good order while all deadlines *can* be
+# met. In a burst they cannot. Then it serves next the request that is nearest to being late, however much work that is,
+# and often it is late all the same; meanwhile others become late, too. Short requests first keep more of the promises.
+
+# %% [markdown]
 # ### Starvation and aging
 #
 # A long request comes, and after it a stream of short ones, as many as the server can handle: here one slot, and
@@ -610,8 +639,8 @@ table(["aging", *(f"{n} short ones" for n in streams)], rows, "how long the long
 
 # %% [markdown]
 # **Aging**: every `aging_s` seconds of waiting lower the policy's key by one unit, here by one token. A request
-# of 40 tokens that has waited long enough counts like one of 4, and goes first. So its wait is bounded, whatever
-# arrives later.
+# of 40 tokens counts like a new one of 4 after (40 − 4) · `aging_s` seconds, and goes first when the slot is free. So its
+# wait is bounded, whatever arrives later.
 #
 # Two more rules keep this scheduler fair, under every policy:
 #
@@ -659,10 +688,11 @@ while not scheduler.idle:
 tables.check()
 
 # %% [markdown]
-# a and b decode while c is in prefill. Then all have grown, too few blocks are left, and c is [**preempted**](../docs/glossary.md#sequences-and-steps): the last in
-# the policy's order is preempted first. Its blocks are freed for the others. When b is done,
-# c is admitted again, and all its 7 tokens are processed in one step: its prompt, and the tokens that it had
-# already generated.
+# a and b decode while c is in prefill. In step 7 both need a block more, only one is free, and c is
+# [**preempted**](../docs/glossary.md#sequences-and-steps): the last in the policy's order is preempted first. Its blocks
+# are freed for the others. When b is done, c is admitted again, with 8 tokens to process: its prompt, and the four that
+# it had generated. Beside a's row the budget has room for seven of them; the last comes in step 9, and gives c's fifth
+# token.
 #
 # A larger run, with a Play button: which requests wait and why, the rows of each step, the blocks. Change
 # `policy`, `chunk`, `blocks` and `preemption`:
@@ -774,8 +804,9 @@ table(
 # %% [markdown]
 # Swapping moves $2 \cdot L \cdot H_{kv} \cdot D \cdot 2$ bytes per token (128 KiB, lab 03), recomputing takes two FLOPs
 # per weight. A short sequence is recomputed beside others at almost no cost. For long ones, swapping over this bus is
-# faster; with a smaller model or a slower bus, recomputing is. Recomputing needs no host memory and little code, and
-# may find its own blocks still in the pool (lab 09).
+# faster, because this model caches little for its size (GQA, lab 04). Llama 2 7B, of nearly the same size, has a key for
+# each head: four times the bytes, and at 1,024 tokens the two are about equal; so they are here over a bus a quarter as
+# fast. Recomputing needs no host memory and little code, and may find its own blocks still in the pool (lab 09).
 
 # %% [markdown]
 # ### Admission by memory
@@ -808,6 +839,8 @@ table(
 )
 
 # %% [markdown]
+# Too low a watermark computes rows twice, too high a one leaves memory empty, and between them little depends on it.
+#
 # A request that can *never* fit is refused when it arrives, with the numbers. Otherwise it would block the
 # queue forever:
 
@@ -913,17 +946,18 @@ say(
 )
 
 # %% [markdown]
-# It has two uses. A measurement where L and λW differ has a bug. And it gives a limit: a server with 256 slots,
-# where each request stays for 8 s, cannot take more than 256 / 8 = 32 requests per second, however fast its
-# card is.
+# It has two uses. A measurement from empty to empty where L and λW differ has a bug. And it gives a limit: a server with
+# 256 slots, each held by a request for 8 s, cannot serve more than 256 / 8 = 32 requests per second. To serve more, it
+# needs more slots or shorter stays.
 
 # %% [markdown]
 # ### Latency against throughput
 #
 # Increase the arrival rate. At first latency hardly changes. Then requests begin to queue, and beyond the
 # server's capacity the queue grows without end. The twin serves thousands of requests in seconds, with step times
-# predicted for a GPU from its data sheet (the deeper part below holds a twin against this machine). Choose the shape, the GPU and the workload; the two limits say which
-# requests count as in time:
+# predicted for a GPU from its data sheet (the deeper part below holds a twin against this machine). Choose the shape, the
+# GPU and the workload; the two limits say which requests count as in time. (Near its capacity a server gets more requests
+# than it finishes while a run lasts. Throughput and goodput count those that are done.)
 
 # %% jupyter={"source_hidden": true}
 load_guess = ask(
@@ -1008,7 +1042,9 @@ say(
 )
 
 # %% [markdown]
-# And a latency curve of the real engine, with its own calibrated twin beside it:
+# And a latency curve of the real engine, with its own calibrated twin beside it. Compare two schedules by the twin, and do
+# not promise a latency by it, least of all near the knee: there a small error in the time of a step decides whether a
+# queue forms.
 
 # %% jupyter={"source_hidden": true}
 settings = SchedulerSettings(max_running=8, token_budget=64, remember=False)
@@ -1062,8 +1098,8 @@ picture(figure, f"Mean latency against requests done a second on this machine, e
 #
 # Published numbers are "36.9 times" (Orca against FasterTransformer, at equal latency), "23 times" (vLLM against naive
 # static batching, Anyscale's blog) and "2 to 4 times" (vLLM against Orca and FasterTransformer). On this machine it was
-# much less. All of them can be right, because the number depends as much on the *baseline*. The same 128 conversations,
-# all there at once, simulated on an H200:
+# much less. All of them can be right, because the number depends on the *baseline* as much as on the method. The same
+# 128 conversations, all there at once, simulated on an H200:
 
 # %% jupyter={"source_hidden": true}
 baseline_guess = ask(
@@ -1148,6 +1184,10 @@ table(
 )
 
 # %% [markdown]
+# With hundreds of sequences that is a noticeable part of a step of some milliseconds, and the GPU has nothing to do. So
+# production engines plan the next step while the GPU computes this one (TensorRT-LLM's [overlap
+# scheduler](https://nvidia.github.io/TensorRT-LLM/features/overlap-scheduler.html), vLLM's and SGLang's likewise).
+#
 # | idea | use it when | not when | what it costs |
 # |---|---|---|---|
 # | static batching | outputs of one length, all there at once (classification, embeddings) | lengths differ, or requests come at any time | padding: rows and steps of the longest |
@@ -1180,7 +1220,7 @@ table(["outputs", *(f"B = {B}" for B in (1, 4, 16, 64))], rows, "steps of static
 # | a token budget, decodes first, prompts in chunks | vLLM [`max_num_batched_tokens`](https://docs.vllm.ai/en/stable/configuration/optimization/), SGLang [`--chunked-prefill-size`](https://docs.sglang.io/advanced_features/server_arguments.html), TensorRT-LLM `max_num_tokens` |
 # | prompts whole, decodes wait | TGI pauses the running batch for a prefill; [`--max-waiting-tokens`](https://huggingface.co/docs/text-generation-inference/reference/launcher) says after how many decode steps at the latest |
 # | slots | vLLM `max_num_seqs`, TensorRT-LLM `max_batch_size` |
-# | first come, priorities | vLLM `--scheduling-policy fcfs` or `priority`; others leave it to a router in front of the servers |
+# | first come, priorities | vLLM `--scheduling-policy fcfs` or `priority`, SGLang `--enable-priority-scheduling`; deadlines are left to a router in front of the servers |
 # | a watermark | TensorRT-LLM's default, [`GUARANTEED_NO_EVICT`](https://nvidia.github.io/TensorRT-LLM/1.4.0rc4/llm-api/reference/SchedulerConfig.html), admits only what it can finish without preempting |
 # | recompute or swap | vLLM's paper measures both; today [vLLM recomputes](https://docs.vllm.ai/en/stable/configuration/optimization/) |
 # | no overtaking | the usual rule; SGLang's `--schedule-policy lpm` prefers requests whose prefix is in its cache (lab 09) |
@@ -1192,8 +1232,8 @@ table(["outputs", *(f"B = {B}" for B in (1, 4, 16, 64))], rows, "steps of static
 #    alone say how much is padding, and nobody knows them beforehand.
 # 2. Deciding after every step needs no padding: a step is a flat list of rows, and of all operations only attention
 #    has to know which sequence a row belongs to.
-# 3. A chunk of a prompt costs the same rows in more steps. The token budget trades the first token of one request
-#    against the next tokens of all others.
+# 3. A prompt in chunks is the same rows in more steps. The token budget trades the first token of one request against the
+#    next tokens of all others.
 # 4. A policy makes no slot faster; it decides who waits. Without aging, shortest first lets a long request wait for
 #    ever.
 # 5. A factor of throughput says as much about its baseline as about its method: the same engine is many times as fast

@@ -158,10 +158,12 @@ table(["allocator", "the places", "do 5 tokens fit?", "external"], rows, "eight 
 #
 # ### How much it was
 #
-# The authors of PagedAttention (Kwon et al., 2023, Fig. 2) measured the systems of their time on real requests.
+# The authors of PagedAttention (Kwon et al., 2023, Fig. 2) measured their own versions of Orca on conversations.
 # This share of the memory allocated for caches held tokens: **20.4 %** with a slot of the maximum, **26.8 %**
-# with powers of two, **38.2 %** with an oracle that knew each answer's length (memory that will be used later
-# counts as allocated too). With blocks: **96.3 %**.
+# with the answer rounded up to a power of two, **38.2 %** with an oracle that knew each answer's length. With blocks:
+# **96.3 %**. Why not 100 % with an oracle? All three allocate the whole answer when the request comes, and most of it is
+# empty until it is written. (Our buddy will do better than theirs: it doubles a region only when it is full, and pays by
+# copying; and the prompts below, which are never empty, are longer than the answers.)
 #
 # Now measure it yourself. The lengths are like those of a conversation service (Azure 2023, lab 08: prompts of 1,155
 # tokens on average, answers of 211). Run serves the same requests with each allocator:
@@ -420,7 +422,7 @@ table(
 )
 
 # %% [markdown]
-# So paging itself costs almost nothing, while gathering moves twice the cache in addition. On a CPU our engine
+# So paging itself moves almost no bytes, while gathering moves twice the cache in addition. On a CPU our engine
 # has a loop in C++ that reads through the table, where a compiler is (`attention="blocks"`), and gathers
 # elsewhere; the kernel for a GPU is written in lab 10. (Scattered blocks are not quite free for a kernel either: in the
 # PagedAttention paper (§7.1) its attention kernel took 20 to 26 % longer than one without a table. The whole system was
@@ -461,7 +463,8 @@ for size in (1, 16, 256):
 # %% [markdown]
 # The cost of the gather is visible, the effect of the block size hardly: our gather copies token by token,
 # whatever the block size. What if it moved whole blocks, as kernels and copies to the host do? Here are the same 32 MiB
-# in pieces of growing size, scattered over a pool of 64 MiB:
+# in pieces of growing size, scattered over a pool of 64 MiB. (Not larger than 128 tokens: pieces of 32,768 numbers and
+# more `torch.index_select` copies with one thread.)
 
 # %% jupyter={"source_hidden": true}
 pool = torch.randn(2**17, heads * D)  # one layer's keys of 131,072 tokens
@@ -478,7 +481,7 @@ def gather_of(size):
 # %% jupyter={"source_hidden": true}
 gather_guess = ask(
     "gathering larger blocks",
-    f"One token's keys here are {a_token} bytes. Gathered in blocks of 256 tokens instead of one by one: how many times"
+    f"One token's keys here are {a_token} bytes. Gathered in blocks of 128 tokens instead of one by one: how many times"
     " as fast?",
     unit="times",
     example=4,
@@ -488,7 +491,7 @@ gather_guess
 
 # %%
 gather_guess.answer()
-gathers = {size: gather_of(size) for size in (1, 4, 16, 64, 256)}
+gathers = {size: gather_of(size) for size in (1, 4, 16, 64, 128)}
 rounds = [{size: min(measure(gather, repeats=2)) for size, gather in gathers.items()} for _ in range(6)]
 speeds = {size: target.nbytes / min(found[size] for found in rounds) / 1e9 for size in gathers}  # in turns, the best
 
@@ -502,21 +505,21 @@ told = ", ".join(f"{size}: {speed:.1f}" for size, speed in speeds.items())
 picture(figure, f"Gathered gigabytes a second against the block size: {told}.")
 
 # %%
-gain = speeds[256] / speeds[1]
+gain = speeds[128] / speeds[1]
 gather_guess.compare(gain)
 
 # %% jupyter={"source_hidden": true}
 fastest, slowest = max(speeds, key=speeds.get), min(speeds, key=speeds.get)
 between = speeds[fastest] / speeds[slowest]
-if between < 1.25:
-    seen = (
-        f"The size of a block hardly matters here: one token is already {a_token} bytes in a row, {a_token // 64} lines"
-        " of the cache, so the jumps between tokens cost little."
-    )
-elif list(speeds.values()) == sorted(speeds.values()):
+if gain > 1.25:
     seen = (
         "Larger blocks are read faster here: memory is read in lines, ahead of what is asked for, and every jump"
         " begins with a wait."
+    )
+elif between < 1.25:
+    seen = (
+        f"The size of a block hardly matters here: one token is already {a_token} bytes in a row, {a_token // 64} lines"
+        " of the cache, so the jumps between tokens cost little."
     )
 else:
     seen = (
@@ -524,8 +527,8 @@ else:
         f" with the block, so the jumps alone do not limit this copy: one token is already {a_token} bytes in a row."
     )
 say(
-    f"{speeds[1]:.1f} GB/s with blocks of one token, {speeds[16]:.1f} with 16, {speeds[256]:.1f} with 256:"
-    f" **{gain:.2f} times** from 1 to 256. {seen} On a card the neighbouring threads of a warp ask for neighbouring"
+    f"{speeds[1]:.1f} GB/s with blocks of one token, {speeds[16]:.1f} with 16, {speeds[128]:.1f} with 128:"
+    f" **{gain:.2f} times** from 1 to 128. {seen} On a card the neighbouring threads of a warp ask for neighbouring"
     " bytes at once, and a row shorter than a line would waste the rest of it."
 )
 
@@ -672,6 +675,10 @@ say(
     f" because the last one keeps the shared block. The same with 100: {copies[100]}."
 )
 
+# %% [markdown]
+# So it is the place of the fork within a block that decides. One could also draw all four first tokens from one row of
+# logits and fork after the whole prompt: then 96 needs no copy, and 97 needs three.
+
 # %% [markdown] jp-MarkdownHeadingCollapsed=true
 # ### Deeper: beams
 #
@@ -730,9 +737,9 @@ assert apart > 0.05
 print(f"the same 16 tokens, another beginning: their logits differ by {apart:.0%} of the largest")
 
 # %% [markdown]
-# Keys and values depend on all tokens before them (lab 03). So the key by which a block is found must cover
-# everything before it. There are two ways to build that. (A *tenant* is a customer whose requests must not find blocks of
-# others; why is the subject of "Whose blocks?".)
+# The logits differ because keys and values do: from the second layer on they depend on all tokens before them (lab 03).
+# So the key by which a block is found must cover everything before it. There are two ways to build that. (A *tenant* is a
+# customer whose requests must not find blocks of others; why is the subject of "Whose blocks?".)
 #
 # **A chain of hashes.** The key of a block is a hash of the block's tokens *and of the key of the previous
 # block*:
@@ -1088,14 +1095,16 @@ table(
 # %% [markdown]
 # By bytes alone the swap is faster. But it consists of thousands of small copies, each of which must be started, and
 # smaller blocks mean more copies. The PagedAttention paper measured it (§7.3): with small blocks swapping is much slower,
-# and from 16 to 64 both are comparable. With a prefix index recomputing has another advantage: the blocks of a preempted
+# and from 16 to 64 both are comparable. Its models had a key for each head, OPT-13B about four times the bytes per FLOP
+# of this one (lab 08). With a prefix index recomputing has another advantage: the blocks of a preempted
 # sequence stay idle, and can be found until they are reused.
 
 # %% [markdown]
 # ## How large is a block?
 #
 # One table for all of the above. Small blocks waste less and share more; large ones have shorter tables and
-# fewer hashes. The last column is the copy that was timed in sitting 1.
+# fewer hashes. The prompts are those of 40 requests; the panel above had 150, and found more, because a system prompt is
+# missed only once. The last column is the copy that was timed in sitting 1.
 
 # %% jupyter={"source_hidden": true}
 rows, useful, shared = [], {}, {}
@@ -1164,9 +1173,9 @@ say(
 # 1. Memory is lost in three ways: reserved for later, never used inside an allocation, and free in pieces that are too
 #    small. Blocks end the third and bound the others by one block per sequence, without knowing any length.
 # 2. Less waste is not the aim: more sequences fit, so a step that reads the weights anyway gives more tokens.
-# 3. A table costs a kernel next to nothing, and a gather twice the cache in addition. So paging is worth as much as
+# 3. A table costs a kernel next to no bytes, and a gather twice the cache in addition. So paging is worth as much as
 #    the kernel that reads through it.
-# 4. A full block is never written again, so it can be shared, by samples and by strangers. Only the last, partly
+# 4. A full block is never written again, so it can be shared, by samples and by other requests. Only the last, partly
 #    filled one is ever copied.
 # 5. A block is found by *everything before it*, not by its own tokens. What is found shortens the first token and
 #    nothing after it, and the time it saves tells others what was asked before.

@@ -186,6 +186,10 @@ say(
 )
 
 # %% [markdown]
+# Where the first of these two numbers is the larger one, a server like ours would hold up that card. (A part of the first
+# is per step, and shrinks with many requests.)
+
+# %% [markdown]
 # ## What HTTP costs, and what the interpreter's lock costs
 #
 # Now many at once: the ragged requests of lab 08. Python runs the bytecode of one thread at a time (the *global
@@ -299,8 +303,9 @@ burst_guess.compare(
 )
 
 # %% [markdown]
-# `max_running` bounds how many share a step, so it bounds the time between tokens. What does not fit waits. So a
-# server has two latencies with two different causes, and a service promises both (*service level objectives*):
+# `max_running` bounds how many share a step, so it bounds the time between tokens. What does not fit waits: in the last
+# picture first tokens come many times later than their objective, while the gaps stay near theirs. So a server has two
+# latencies with two different causes, and a service promises both (*service level objectives*, SLO):
 #
 # - [**TTFT**](../docs/glossary.md#measuring), time to the first token: the queue, then the prefill.
 # - [**TPOT**](../docs/glossary.md#measuring), time per output token: how many share a step.
@@ -336,7 +341,17 @@ itl = {tool: m.counts["itl_s"] for tool, m in truths.items() if "itl_s" in m.cou
 tools_guess.compare(max(itl.values()) / min(itl.values()))
 
 # %% [markdown]
-# Three ways to look better than one is:
+# What each of them calls ITL. In a request with n tokens the first comes at $t_1$ and the last at $t_n$:
+#
+# | tool | its mean is over | so that |
+# |---|---|---|
+# | ours | all gaps between tokens | tokens of one chunk are gaps of 0 |
+# | guidellm | $(t_n - t_1)/(n - 1)$ of each request, weighted by $n - 1$ | the mean is ours |
+# | vLLM bench, vLLM /metrics | all gaps between chunks (bench) or outputs of the engine (/metrics) | a draft lengthens it |
+# | aiperf | $(t_n - t_1)/(n\, - $ tokens of the first chunk$)$, each request alike | short requests count as much as long ones |
+# | llmperf | $(t_n - t_\text{send})/n$, each request alike | the first token's wait is in it |
+#
+# And three ways to look better than one is:
 #
 # - **Leave failures out.** A server that refuses nine of ten has excellent latencies for the tenth. Count a failed
 #   request as infinitely slow: then a percentile that falls among the failures is infinite, and says so.
@@ -376,13 +391,14 @@ say(
 # ## The knee
 #
 # Now raise the rate, step by step. Queueing theory says what to expect: where requests come at random at the rate
-# $\lambda$ and a single server can do $\mu$ a second, the mean time in the system is
+# $\lambda$, and one after the other takes a random time, $1/\mu$ on average (the queue M/M/1), the mean time in the system
+# is
 #
 # $$W = \frac{1}{\mu - \lambda}$$
 #
-# It is flat for long, and has no bound at $\lambda = \mu$. Ours is no single server with random times: it is a batch
-# whose steps grow with their rows. The twin of lab 08 knows that. It gets the same requests at the same times, and
-# step times fitted to a first run.
+# At half of $\mu$ it is twice that of an empty server, at 90 % ten times, and at $\lambda = \mu$ it has no bound. Ours
+# serves no single requests: it is a batch whose steps grow with their rows. The twin of lab 08 knows that. It gets the
+# same requests at the same times, and step times fitted to a first run.
 
 # %% jupyter={"source_hidden": true}
 knee_guess = ask(
@@ -425,6 +441,10 @@ table(
     ],
     "measured over a socket, and simulated without a model; how long the queue becomes depends on how long they come",
 )
+
+# %% [markdown]
+# The curves of the twin have the shape of the measured ones. But near the knee a few per cent of a step's time decide
+# whether a queue forms, and there it can be wrong by a factor. Read the place of the knee from it, and plan with less.
 
 # %% [markdown]
 # ## Three times too many
@@ -583,8 +603,9 @@ table(
 )
 
 # %% [markdown]
-# Try `goal="latency"` and `goal="cost"` in the panel, too: do fewer sequences share a step for latency? Is less memory
-# held for cost?
+# The twin leaves a few arrangements of many, and does not know the order of these few: what it predicts for them differs
+# by less than its error. That is why step 3 measures. Try `goal="latency"` and `goal="cost"` in the panel, too: do fewer
+# sequences share a step for latency? Is less memory held for cost?
 
 # %% [markdown]
 # ### For a machine that is not here
@@ -715,8 +736,8 @@ say(
 # ## What is sent, and how long it takes
 #
 # A prompt of $S$ tokens leaves $n = 2 \, L \, H_{kv} \, D \, S \, b$ bytes ($b$ of each number) and takes about
-# $2 \, P \, S$ FLOPs, $P$ the weights. A message takes $\alpha + \beta \, n$ seconds (lab 13 measures both), and the
-# device does $R$ FLOPs per second:
+# $2 \, P \, S$ FLOPs, $P$ the weights (attention, which grows with $S^2$, is left out). A message takes
+# $\alpha + \beta \, n$ seconds (lab 13 measures both), and the device does $R$ FLOPs per second:
 #
 # $$\frac{T_\text{send}}{T_\text{prefill}} \;\approx\; \frac{\alpha + \beta \, n}{2 \, P \, S / R}
 # \;\longrightarrow\; \beta \, R \cdot \frac{L \, H_{kv} \, D \, b}{P}$$
@@ -905,6 +926,10 @@ say(
 )
 
 # %% [markdown]
+# Prefill first uses every device for both phases. Its one fault is the gap while a prompt is computed, about 33 ms for
+# 2,048 tokens (see the table of links): too long for 6 ms per token, and not for 50.
+
+# %% [markdown]
 # # Sitting 4: Memory beyond the device, more engines
 #
 # So far everything lay in the memory of the devices that compute: weights, and a pool of blocks that can be found by the
@@ -1042,8 +1067,9 @@ say(
 # states on each tier, and so is "must fit". So for given sizes of batch and block the
 # best placement is a **linear program** of eleven variables.
 #
-# The panel sets a limit to "the device" (0.35 of the weights), lets the host have half, and the rest lies on disk.
-# The bytes of every link are counted and equal the formula, the tokens are those of the plain model.
+# The panel sets a limit to "the device" (0.35 of the weights), lets the host have half, and the rest lies on disk. It
+# counts a block in sequences: eight batches of 4 are 32. ("All in the host" breaks the limit, for comparison.) The bytes
+# of every link are counted and equal the formula, the tokens are those of the plain model.
 
 # %% jupyter={"source_hidden": true}
 weights_bytes, pcie = 2 * llama.num_parameters(), memories["host, PCIe 5 (64 GB/s)"]
@@ -1229,8 +1255,9 @@ say(
 #    its arrivals cannot be compared with another.
 # 4. Beyond the knee somebody loses. Serving whoever comes makes everybody late; refusing early adds no capacity and
 #    keeps the goodput. A request that will miss its objective anyway is best not served at all.
-# 5. Sending prefills away, offloading and routing are one comparison: bytes over a bandwidth against work that is
-#    saved. And each looks as good as its baseline is bad.
+# 5. Prefill on another device, a cache or weights in slower memory: each time bytes over a bandwidth are compared with the
+#    work that they save. And each looks as good as its baseline is bad: against chunks of the right size the gain of
+#    disaggregation was gone.
 #
 # # The next question
 #
