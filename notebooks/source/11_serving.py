@@ -348,8 +348,8 @@ tools_guess.compare(max(itl.values()) / min(itl.values()))
 # | ours | all gaps between tokens | tokens of one chunk are gaps of 0 |
 # | guidellm | $(t_n - t_1)/(n - 1)$ of each request, weighted by $n - 1$ | the mean is ours |
 # | vLLM bench, vLLM /metrics | all gaps between chunks (bench) or outputs of the engine (/metrics) | a draft lengthens it |
-# | aiperf | $(t_n - t_1)/(n\, - $ tokens of the first chunk$)$, each request alike | short requests count as much as long ones |
-# | llmperf | $(t_n - t_\text{send})/n$, each request alike | the first token's wait is in it |
+# | aiperf | $(t_n - t_1)/(n - c)$ of each request, all alike; the first chunk has $c$ tokens | short requests count as much as long ones |
+# | llmperf | $(t_n - t_\text{send})/n$ of each request, all alike | the first token's wait is in it |
 #
 # And three ways to look better than one is:
 #
