@@ -128,8 +128,8 @@ say(
 # writes it back, where a cache gets one more row: in bytes that move, the two are equal at about twice as many tokens.
 # What a state does not have is a slope. Before the crossover a transformer moves less, and a chat of one line never gets
 # there; at 16 K tokens a state moves far less. In *time* the lines of a step cross later, here between one and two
-# thousand tokens: a short step is mostly calls, which both models make (lab 02). (The predictions, dashed, are up to
-# three times too short here; read flat against rising.)
+# thousand tokens: a short step is mostly calls, which both models make (lab 02). (The predictions, dashed, are
+# too short, some by a factor of three; read flat against rising.)
 #
 # The same arithmetic for models that people run (published tables mix GB and GiB, so we multiply ourselves):
 
