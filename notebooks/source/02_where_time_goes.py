@@ -118,6 +118,9 @@ table(
 )
 
 # %% [markdown]
+# The measurement is longer than the sum? The formula has the calls, and hardly any of the model's own Python between them;
+# "Look where it goes" takes a step apart. And the same step differs from cell to cell where other work shares the machine.
+#
 # ## What a machine can do
 #
 # Three numbers describe a machine. Yours are measured here, each with a simple operation that needs only one of
@@ -405,10 +408,12 @@ table(
 )
 
 # %% [markdown]
-# Every point lies under the roof, which at 0.5 FLOPs per byte is half the bandwidth. The predictions lie lower still,
-# since they count the call of an operation as it is in a step; in a loop of one operation, as here, it is cheaper.
+# Every point lies under the roof, which at 0.5 FLOPs per byte is half the bandwidth. Where a small operation is faster
+# than predicted, its call is cheaper in a loop of one operation, as here, than in a step. Where a large product is slower,
+# it did not reach the bandwidth that was measured as this machine's.
 #
-# The same step with a prompt of 256 tokens: the products move to the right by the number of rows.
+# The same step with a prompt of 256 tokens: the products move to the right, but less than 256 times as far. At this model's
+# width the rows themselves have as many bytes as the weights.
 
 # %%
 prompt_points = roofline.run(phase="prefill")
@@ -756,7 +761,9 @@ say(
 # On this processor three numbers were too few. Small operations are not free: the call of each kind is measured. And a
 # product with 8 or 16 rows reaches neither the bandwidth nor the arithmetic of the machine, because reading and
 # multiplying overlap in part only: so the speed at which weights pass is measured for 1, 2, 4, … 32 rows, in the cache
-# and beyond it. What is left out: a machine that also does other work is slower than when its ceilings were measured.
+# and beyond it. What is left out: a machine that also does other work is slower than when its ceilings were measured. And
+# this model is the easy case. In a step of the small ones calls weigh more, with the Python between them, and predictions
+# of them on this page are too short by up to a half.
 #
 # `workbench experiment run time.prediction --set smaller=true` does the same for three models, of 1, 10 and 110
 # million weights.
@@ -1058,8 +1065,9 @@ say(
 #    and no dispatch.
 # 6. **reading once**: the ceiling, all bytes of weights and cache at the bandwidth of this machine.
 #
-# A bar is the difference of two neighbours' medians, the line on it what rounds differ by. What is left above the ceiling
-# is the last bar: attention, the choice, Python around the call, threads that wait for each other.
+# A bar is the difference of two neighbours' medians, the line on it what rounds differ by: where the line is longer than
+# the bar, this run does not tell the two apart. The last bar, above the ceiling, is taken apart no further. In it are
+# attention, the choice, Python around the call, threads that wait for each other.
 
 # %% jupyter={"source_hidden": true}
 fall_guess = ask(
@@ -1242,9 +1250,9 @@ price_guess.compare(output.median, predicted=output.predicted)
 # | [vLLM, torch.compile](https://docs.vllm.ai/en/v0.11.2/design/torch_compile/) | compiles the parts between attention layers, for any number of rows, and captures CUDA graphs for a list of batch sizes |
 # | [vLLM, tuning](https://docs.vllm.ai/en/stable/configuration/optimization/) | reserves a share of the memory for caches; when they no longer fit, some requests are preempted (lab 08) |
 # | [TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/features/paged-attention-ifb-scheduler.html) | users join and leave at every step, up to `max_batch_size` and `max_num_tokens`, so that the batch stays near the knee (lab 08) |
-# | [DistServe](https://arxiv.org/abs/2401.09670), [Splitwise](https://arxiv.org/abs/2311.18677) | prefill and decode on different machines, because they want opposite batch sizes (lab 13) |
+# | [DistServe](https://arxiv.org/abs/2401.09670), [Splitwise](https://arxiv.org/abs/2311.18677) | prefill and decode on different machines, because they want opposite batch sizes (lab 11) |
 # | [Sarathi-Serve](https://arxiv.org/abs/2403.02310) | prompts cut into chunks that share a step with decodes (lab 03 shows the chunks) |
-# | [DeepSeek's price list](https://api-docs.deepseek.com/quick_start/pricing-details-usd) | one price for prompt tokens and a higher one for generated tokens, for the reason measured above |
+# | [DeepSeek's price list](https://api-docs.deepseek.com/quick_start/pricing-details-usd) | one price for prompt tokens and a higher one for generated tokens; one reason was measured above |
 
 # %% [markdown]
 # # Five things to take along

@@ -6,8 +6,8 @@
 # smaller caches shrink the second. Are there models for which the sentence is not true?
 #
 # There are two ways out. One is to remember less: a [**state**](../docs/glossary.md#the-model) of constant size instead of a cache that grows. The other
-# is to write more: many tokens in one pass. Both are served in production today, and of both claims are in print that do
-# not survive a calculation.
+# is to write more: many tokens in one pass. Both are served in production today, and for both there are claims in print
+# that do not survive a calculation.
 #
 # Two sittings: **Remember less**, and **Write more**.
 
@@ -79,8 +79,8 @@ print(
 # | linear attention | $S \leftarrow S + \phi(k) v^\top$ | adds, and forgets nothing |
 # | S4, S4D | $x \leftarrow \bar A x + \bar B u$ | the same decay for every token |
 # | Mamba, Mamba-2 | $x \leftarrow \bar A(u)\, x + \bar B(u)\, u$ | the token decides what stays |
-# | gated DeltaNet | $S \leftarrow \alpha S\,(1 - \beta k k^\top) + \beta\, v k^\top$ | first takes away what it had under this key |
-# | RWKV-7 | $S \leftarrow S\,(\mathrm{diag}(w) - \hat k (a \odot \hat k)^\top) + v k^\top$ | as DeltaNet, with a decay for each channel |
+# | gated DeltaNet | $S \leftarrow \alpha\,(1 - \beta k k^\top)\, S + \beta\, k v^\top$ | first takes away what it had under this key |
+# | RWKV-7 | $S \leftarrow (\mathrm{diag}(w) - (a \odot \hat k)\, \hat k^\top)\, S + k v^\top$ | as DeltaNet, with a decay for each channel |
 # | Hyena | a convolution as long as the text | no state at all: it keeps its inputs |
 # | recurrent memory | some tokens of a segment are handed to the next | attention within, a state between |
 
@@ -88,7 +88,7 @@ print(
 # ### How large is a state?
 #
 # A state does not grow, and a cache begins at nothing. Mamba-2, the mixer of the next panel, keeps a matrix like $S$ in
-# every layer.
+# every layer; before a token is added to it, it fades by a factor that the token chooses.
 
 # %% jupyter={"source_hidden": true}
 crossover_guess = ask(
@@ -127,7 +127,9 @@ say(
 # **A state is not small.** Mamba-2's is as large as the cache of as many tokens as were just counted, and a step also
 # writes it back, where a cache gets one more row: in bytes that move, the two are equal at about twice as many tokens.
 # What a state does not have is a slope. Before the crossover a transformer moves less, and a chat of one line never gets
-# there; at 16 K tokens a state moves far less.
+# there; at 16 K tokens a state moves far less. In *time* the lines of a step cross later, here between one and two
+# thousand tokens: a short step is mostly calls, which both models make (lab 02). (The predictions, dashed, are
+# too short, some by a factor of three; read flat against rising.)
 #
 # The same arithmetic for models that people run (published tables mix GB and GiB, so we multiply ourselves):
 
@@ -171,7 +173,7 @@ say(
 # as the signal goes on is a linear differential equation, and its matrix is called **HiPPO**
 # ([Gu et al., 2020](https://arxiv.org/abs/2008.07669)):
 #
-# $$x'(t) = \frac1t \bigl(A\,x(t) + B\,f(t)\bigr), \qquad A_{nk} = -\begin{cases}\sqrt{(2n+1)(2k+1)} & n > k\\ n+1 & n = k\end{cases},
+# $$x'(t) = \frac1t \bigl(A\,x(t) + B\,f(t)\bigr), \qquad A_{nk} = -\begin{cases}\sqrt{(2n+1)(2k+1)} & n > k\\ n+1 & n = k\\ 0 & n < k\end{cases},
 # \qquad B_n = \sqrt{2n+1}$$
 
 # %% jupyter={"source_hidden": true}
@@ -231,7 +233,9 @@ for step in (0.1, 0.4, 0.6):
 # $x \leftarrow a'a\,x + (a'b + b')$. So it is a [**scan**](../docs/glossary.md#the-model): a tree of depth
 # $\log_2 T$, or chunks that are computed side by side. Decoding uses the first, training and prefill the others.
 #
-# They must be the same function. How different are their costs?
+# Mamba-2's $\bar A$ depends on the input, so it has no convolution. Its panel compares the recurrence, *chunks* of 64
+# tokens (all pairs within a chunk, as `by_pairs` above, and a state from one chunk to the next), and *quadratic*, all
+# pairs of the text. They must be the same function. How different are their costs?
 
 # %% jupyter={"source_hidden": true}
 forms_guess = ask(
@@ -266,11 +270,17 @@ say(
 )
 
 # %% [markdown]
+# A step of the recurrence is a few small operations, and takes about as long as it takes to call them. So all pairs of the
+# text, 27 times its FLOPs in one step, need about the same time as the recurrence. Chunks lie between and beat both.
+#
 # ## What the input may change
 #
 # S4 decays alike whatever it reads. **Mamba** ([Gu and Dao, 2023](https://arxiv.org/abs/2312.00752)) lets the token choose
-# its step $\Delta$, and with it what stays: a large $\Delta$ overwrites the state, $\Delta \to 0$ leaves it as it is.
-# That is *selection*. It also ends the convolution, whose kernel must be the same at every position.
+# its step $\Delta$, and with it what stays: a large $\Delta$ overwrites the state, $\Delta \to 0$ leaves it as it is
+# (with zero-order hold above, $\Delta = 0.1$ keeps 0.67 of it and $\Delta = 0.6$ keeps 0.09). That is *selection*. In code
+# Mamba-2 is the loop at the top of this lab with one factor more, `S = a[t] * S + torch.outer(k[t], v[t])`, in which
+# `a[t]` = $e^{-c\,\Delta_t}$ comes from the token. Selection also ends the convolution, whose kernel must be the same at
+# every position.
 #
 # A sum of outer products has another problem: two values written under one key are added to each other. The **delta
 # rule** first reads what the state has under this key, and writes only the difference (DeltaNet; with a gate that
@@ -336,11 +346,17 @@ say(
 )
 
 # %% [markdown]
+# **One bar does not fit.** RWKV-7 has no gap, neither on hits nor on the rest, and its state is a quarter of Mamba-2's
+# (42,240 numbers against 174,592). So a small state need not lose recall: how it is written counts, too. And these
+# models recall little: attention itself is at 3.37 nats on hits, 3 % for the right token. A larger model, trained for
+# longer than 900 steps, may rank the bars otherwise.
+#
 # ⚠ *A claim to be careful with.* "S4 fails at associative recall, and Mamba solves it." Both halves are too strong. The
 # test behind it, *multi-query associative recall*, is a toy: pairs of key and value, then keys again, and the value is
 # asked for. Whether a recurrent model learns it depends on the size of its state, on how its weights begin ([arXiv
 # 2410.11135](https://arxiv.org/abs/2410.11135)), and on the learning rate, which for some of them works in a narrow window
-# only ([arXiv 2508.19029](https://arxiv.org/abs/2508.19029)). A sweep says more than a verdict:
+# only ([arXiv 2508.19029](https://arxiv.org/abs/2508.19029)). A sweep says more than a verdict. In its pictures a key has
+# $N$ numbers; dashed is the share of the 8 pairs that $N$ orthogonal keys give back without error.
 
 # %% jupyter={"source_hidden": true}
 associative_guess = ask(
@@ -390,7 +406,8 @@ say(
 #   the states after the last few tokens are kept, each in a [*cell*](../docs/glossary.md#the-cache) that is written once and then only read. To
 #   cut is then a lookup; a cut to before the kept ones is refused.
 # - **Shared prefixes.** Blocks of a prefix can be found by their hash at any block edge. A state holds *all* of the
-#   prefix, so it must have been kept at that very edge: a checkpoint. A fork shares a cell and copies nothing.
+#   prefix, so it must have been kept at that very edge: a checkpoint. Here one is made after every eighth block of 16
+#   tokens, and after a prompt's last whole block (192 of 204 tokens below). A fork shares a cell and copies nothing.
 #
 # A hybrid has both, states for its Mamba layers and blocks for its layers of attention:
 
@@ -431,8 +448,20 @@ with torch.inference_mode():
 #
 # The other way out is to write several tokens for each read of the weights. Speculation did that with a draft (labs 06 and
 # 07) and kept the distribution. **Diffusion** gives it up: the model is trained to fill in masks, in any order. A *canvas*
-# of masks stands after the prompt, a pass predicts all of them, some are written, and the next pass sees those. Within a
-# *block* of the canvas positions see each other both ways; finished blocks are cached as usual.
+# of masks stands after the prompt, and is written in *blocks* from left to right. A pass predicts all masks of the block at
+# hand, some are written, and the next pass sees those. Within a block positions see each other both ways; finished
+# blocks are cached as usual. Without that cache, and with the likeliest token at each place:
+#
+# ```python
+# def write_block(model, tokens, block, per_pass):  # tokens: the prompt, then masks; block: positions of the block at hand
+#     while masked := [i for i in block if tokens[i] == MASK]:
+#         p = model(tokens)[masked].softmax(-1)  # one pass: a distribution for every mask of the block
+#         sure, best = p.max(-1)
+#         for at in sure.topk(min(per_pass, len(masked))).indices:  # the surest places first
+#             tokens[masked[at]] = best[at]  # the next pass sees these
+# ```
+#
+# In training a share $t$ of the tokens $x$ is masked:
 #
 # $$\mathcal{L} \;=\; \mathbb{E}_{t \sim U(0,1]} \left[ \frac1t \sum_{i\,:\,\text{masked}} -\log p\left(x_i \mid
 # \text{what is not masked}\right) \right] \;\ge\; -\log p(x)$$
@@ -481,11 +510,16 @@ say(
 # %% [markdown]
 # ## Which token first
 #
-# Tokens that are written in the same pass are drawn independently: none sees the others. Where two depend on each other,
-# that is an error no model can avoid, so a sampler should write together what is nearly independent. **Uniform**
+# Tokens that are written in the same pass are drawn independently: none sees the others. Say that a text goes on with
+# `for name` or with `while True`, each half of the time. Two masks written at once become `for True` or `while name`
+# half of the time, however good the model is. So a sampler should write together what is nearly independent. **Uniform**
 # takes positions by chance, as in training. **Confidence** takes those that the model is surest of. An **entropy bound**
 # takes as many positions, of the smallest entropies, as keep the loss by independence under so many nats
-# ([Ben-Hamu et al., 2025](https://arxiv.org/abs/2505.24857)). How good is each at the same number of passes?
+# ([Ben-Hamu et al., 2025](https://arxiv.org/abs/2505.24857)).
+#
+# How good is each? We take two measures. *Nats* of held-out text: the sampler chooses positions, the true tokens are put
+# there, and what the model gave them is added up. And the share of its own texts that *parse* as Python. (*Remasking*, in
+# the second picture, is confidence that also masks its least sure tokens again.)
 
 # %% jupyter={"source_hidden": true}
 sampler_guess = ask(
@@ -527,8 +561,9 @@ say(
 # %% [markdown]
 # ⚠ *What this comparison hides.* The diffusion model began with its twin's weights and was then trained for another 1,800
 # steps, twice as many as the twin had. So it shares the twin's size and not its training: where it is ahead at one token
-# per pass, that is the additional text. And the two measures may disagree, because nats are of a given text and parsing
-# is of the sampler's own.
+# per pass, that is the additional text. The entropy bound wrote hardly more than one token per pass, because a model this
+# small is rarely sure: its points say nothing about two. And the two measures may disagree, because nats are of a given
+# text and parsing is of the sampler's own.
 #
 # ## What few passes are worth
 #
@@ -538,7 +573,8 @@ say(
 # arithmetic takes longer than the read. A pass over $T = 1{,}000$ rows then takes $T/R = 3.4$ times as long as a read of
 # the weights, and the factor is not $T$ over the passes but
 #
-# $$\text{speedup} = \frac{T}{\text{passes} \cdot \max(1,\, T/R)} = \frac{R}{\text{passes}} = \frac{295}{20} = 14.8$$
+# $$\text{speedup} = \frac{T}{\text{passes} \cdot \max(1,\, T/R)} = \frac{R}{\text{passes}} = \frac{295}{20} = 14.8
+# \qquad (T > R)$$
 #
 # at $T / \text{passes} = 50$ times fewer passes and 20 times the FLOPs. With many sequences in the batch the decode steps
 # use that room themselves.
@@ -627,12 +663,12 @@ say(
 #
 # # Five things to take along
 #
-# 1. A state has no slope, but it has a size, and it is written back in every step. Before the crossover a cache is
-#    cheaper.
-# 2. What a state loses is recall, and a few layers of attention bring it back. How much it loses depends on the
-#    state's size and on the learning rate, so one run proves little.
+# 1. A state has no slope, but it has a size, and it is written back in every step. Before the crossover a cache moves
+#    fewer bytes; in time a state pays later still.
+# 2. Where a model with a state falls behind, most of the gap is recall, and a few layers of attention close it. How much
+#    it loses depends on how the state is written, on its size and on the learning rate, so one run proves little.
 # 3. One layer has several forms of equal result: a recurrence for decoding, a convolution or a scan for many tokens.
-#    More arithmetic in fewer steps is faster.
+#    More arithmetic in fewer steps is faster, up to a point: chunks beat the recurrence, and all pairs at once.
 # 4. A state cannot be cut. Drafts and shared prefixes need states that were kept at the right place, which an engine
 #    plans.
 # 5. Many tokens in one pass use arithmetic that a small batch leaves idle. A large batch uses the same arithmetic, at
