@@ -124,11 +124,11 @@ def lengths() -> dict[int, list[int]]:
 
 def losses_by_seed() -> dict[str, dict[int, float]]:
     """Model -> seed -> held-out nats per token, of all the held-out text, after `tokens_seen()` tokens."""
-    seen, found = tokens_seen(), dict[str, dict[int, float]]()
+    seen, by_seed = tokens_seen(), dict[str, dict[int, float]]()
     for run in read_runs():
         if run["tokens_seen"] == seen:
-            found.setdefault(run["model"], {})[run["seed"]] = run["nats_per_token"]
-    return found
+            by_seed.setdefault(run["model"], {})[run["seed"]] = run["nats_per_token"]
+    return by_seed
 
 
 def losses_by_length(seed: int = 0) -> dict[int, dict[str, float]]:
@@ -139,20 +139,20 @@ def losses_by_length(seed: int = 0) -> dict[int, dict[str, float]]:
     runs = read_runs()
     if seed not in (seeds := {run["seed"] for run in runs}):
         raise WorkbenchError(f"no runs with seed {seed}; there are some with {', '.join(map(str, sorted(seeds)))}")
-    found: dict[int, dict[str, float]] = {}
+    by_length: dict[int, dict[str, float]] = {}
     for run in sorted((run for run in runs if run["seed"] == seed), key=lambda run: run["tokens_seen"]):
-        found.setdefault(run["tokens_seen"], {})[run["model"]] = run["nats_per_token"]
-    return found
+        by_length.setdefault(run["tokens_seen"], {})[run["model"]] = run["nats_per_token"]
+    return by_length
 
 
 def trained_longer(seed: int = 0) -> Longer | None:
     """What more training did to the runs with that seed, from the shortest length to the longest; None where all are of
     one length. Raises as `losses_by_length` does."""
-    found = losses_by_length(seed)
-    if len(found) < 2:
+    by_length = losses_by_length(seed)
+    if len(by_length) < 2:
         return None
-    few, many = min(found), max(found)
-    return Longer((few, many), {model: (loss, found[many][model]) for model, loss in found[few].items()})
+    few, many = min(by_length), max(by_length)
+    return Longer((few, many), {model: (loss, by_length[many][model]) for model, loss in by_length[few].items()})
 
 
 def tokens_seen() -> int:

@@ -39,11 +39,12 @@ def moved_far(longer: Longer) -> dict[str, tuple[float, float]]:
 
 def as_table() -> tuple[list[str], list[list[str]], str]:
     """(header, rows, caption): MHA's own loss and every other variant's above it, a column for each length."""
-    found, longer, unit = losses_by_length(SEED), trained_longer(SEED), spread()
-    header = ["", *(f"{seen:,} tokens" for seen in found)]
-    rows = [["MHA's own loss", *(f"{losses[MHA]:.4f}" for losses in found.values())]]
+    by_length, longer, unit = losses_by_length(SEED), trained_longer(SEED), spread()
+    header = ["", *(f"{seen:,} tokens" for seen in by_length)]
+    rows = [["MHA's own loss", *(f"{losses[MHA]:.4f}" for losses in by_length.values())]]
     rows += [
-        [title(model), *(f"{losses[model] - losses[MHA]:+.4f}" for losses in found.values())] for model in VARIANTS[1:]
+        [title(model), *(f"{losses[model] - losses[MHA]:+.4f}" for losses in by_length.values())]
+        for model in VARIANTS[1:]
     ]
     if longer is not None:
         header += ["moved by", "in spreads"]
