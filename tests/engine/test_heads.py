@@ -329,7 +329,9 @@ def test_the_command_line_trains_heads(monkeypatch, tmp_path, capsys):
     assert main(["train", "stdlib-10m-eagle", "--out", str(tmp_path), "--seed", "2"]) == 0
     assert asked == [("stdlib-10m-eagle", 2)]
     assert main(["train", "stdlib-10m-eagel"]) != 0 and "stdlib-10m-eagle" in capsys.readouterr().err
-    assert main(["train", "stdlib-10m-medusa", "--compile"]) != 0 and "--compile" in capsys.readouterr().err
+    for given in (["--compile"], ["--steps", "3"]):
+        assert main(["train", "stdlib-10m-medusa", *given]) != 0 and given[0] in capsys.readouterr().err
+    assert len(asked) == 1
 
 
 # -- files ---------------------------------------------------------------------------------------------------------

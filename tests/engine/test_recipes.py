@@ -199,7 +199,55 @@ def test_another_seed_is_another_run(small_corpus, tmp_path):
     assert first != second
 
 
+def test_a_run_of_more_or_fewer_steps_is_a_whole_run_whose_card_says_how_to_make_it_again(
+    small_corpus, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(RECIPES, "tiny", TINY)
+    quiet = {"report": lambda line: None}
+    for folder, steps in (("own", None), ("fewer", 3), ("more", 8)):
+        train("tiny", tmp_path / folder, seed=1 if folder == "fewer" else None, steps=steps, **quiet)
+    cards = {name: json.loads((tmp_path / name / "card.json").read_text()) for name in ("own", "fewer", "more")}
+    assert {name: (card["steps"], card["tokens_seen"]) for name, card in cards.items()} == {
+        "own": (6, 6 * 64),
+        "fewer": (3, 3 * 64),
+        "more": (8, 8 * 64),
+    }
+    assert [step for step, _ in cards["more"]["training_loss_by_step"]] == [2, 4, 6, 8]
+    again = {
+        name: next(line for line in (tmp_path / name / "README.md").read_text().splitlines() if "again" in line)
+        for name in cards
+    }
+    assert again == {
+        "own": "Make it again: `workbench train tiny`.",
+        "fewer": "Make it again: `workbench train tiny --seed 1 --steps 3`.",
+        "more": "Make it again: `workbench train tiny --steps 8`.",
+    }
+
+
+def test_fewer_steps_are_no_run_that_was_stopped(small_corpus, tmp_path):
+    """The rate falls to 0 at their own end, so the weights after as many steps are others."""
+    run(tmp_path / "whole", steps=4)
+    run(tmp_path / "stopped", stop_at_step=4)
+    stopped = training.load_file(tmp_path / "stopped/state/tensors.safetensors")
+    ended = training.load_file(tmp_path / "whole/model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    own = next(tensor for key, tensor in stopped.items() if key.startswith("model.") and key.endswith("mlp.up.weight"))
+    assert ended[name].shape == own.shape and not torch.equal(ended[name], own.bfloat16())
+
+
 # -- what is refused ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("begun", "resumed"), [(None, 7), (7, None), (7, 5)])
+def test_a_run_of_other_steps_is_refused_and_left_alone_and_one_of_the_same_goes_on(
+    small_corpus, tmp_path, begun, resumed
+):
+    run(tmp_path, steps=begun, stop_at_step=2)
+    before = (tmp_path / "state/tensors.safetensors").read_bytes()
+    with pytest.raises(WorkbenchError, match=r"holds a run of another recipe.*choose another --out"):
+        run(tmp_path, steps=resumed)
+    assert (tmp_path / "state/tensors.safetensors").read_bytes() == before
+    assert run(tmp_path, steps=begun, stop_at_step=3) == [f"tiny: going on from step 2 of {begun or 6}"]
 
 
 def test_the_folder_of_another_recipe_is_refused_and_left_alone(small_corpus, tmp_path):

@@ -93,6 +93,14 @@ def everything_under(folder: Path) -> set[str]:
         (["record", "--lab", "1", "--out", "x.json", "--note", "n" * 3000], "3,000 characters; at most 2,000"),
         (["train", "stdlib-100m"], "did you mean 'stdlib-10m'"),
         (["train", "stdlib-1m", "--device", "gpu"], "'gpu'"),
+        *(
+            (["train", "stdlib-1m", "--steps", text], f"whole number of steps from 1 to 1,000,000, got '{text}'")
+            for text in ("0", "-1", "1000001")
+        ),
+        *(
+            (["train", name, "--steps", "3"], f"{name} has a number of steps of its own; leave out --steps")
+            for name in ("stdlib-tokenizer", "stdlib-10m-eagle", "stdlib-5m-width", "stdlib-3m-block-diffusion")
+        ),
         (["check", "no-such.ipynb"], "no notebook no-such.ipynb"),
         (["grade", "no-such-folder", "--out", "grades"], "nothing at no-such-folder"),
         (["lab", "--port", "0"], "from 1 to 65535"),
@@ -383,11 +391,18 @@ def test_train_hands_its_options_to_the_recipe(command, monkeypatch, tmp_path):
     assert command("train", "stdlib-1m")[0] == 0
     assert command("train", "stdlib-1m", "--out", tmp_path, "--compile")[0] == 0
     assert command("train", "stdlib-1m", "--seed", "3")[0] == 0
+    assert command("train", "stdlib-1m", "--steps", "1000000")[0] == 0
+    assert command("train", "stdlib-1m", "--seed", "3", "--steps", "1")[0] == 0
+    assert command("train", "stdlib-1m", "--steps", "1", "--out", tmp_path)[0] == 0
     assert command("train", "stdlib-tokenizer", "--out", tmp_path)[0] == 0
+    own = {"device": "cpu", "compile_model": False, "seed": None, "steps": None}
     assert asked == [
-        ("stdlib-1m", Path("training/stdlib-1m"), {"device": "cpu", "compile_model": False, "seed": None}),
-        ("stdlib-1m", tmp_path, {"device": "cpu", "compile_model": True, "seed": None}),
-        ("stdlib-1m", Path("training/stdlib-1m-seed3"), {"device": "cpu", "compile_model": False, "seed": 3}),
+        ("stdlib-1m", Path("training/stdlib-1m"), own),
+        ("stdlib-1m", tmp_path, own | {"compile_model": True}),
+        ("stdlib-1m", Path("training/stdlib-1m-seed3"), own | {"seed": 3}),
+        ("stdlib-1m", Path("training/stdlib-1m-steps1000000"), own | {"steps": 1_000_000}),
+        ("stdlib-1m", Path("training/stdlib-1m-seed3-steps1"), own | {"seed": 3, "steps": 1}),
+        ("stdlib-1m", tmp_path, own | {"steps": 1}),
         tmp_path,
     ]
 

@@ -35,6 +35,8 @@ def table() -> list[list[str]]:
     wrong += [["train", "stdlib-1m", "--device", name] for name in ("", "gpu", "tpu", "cuda:99", "-1")]
     # numbers
     wrong += [["train", "stdlib-1m", "--seed", text] for text in (*NO_WHOLE, "-1", "1099511627776", "1" + 30 * "0")]
+    wrong += [["train", "stdlib-1m", "--steps", text] for text in (*NO_WHOLE, "0", "-1", "1000001", "1" + 30 * "0")]
+    wrong += [["train", name, "--steps", "3"] for name in ("stdlib-tokenizer", "stdlib-10m-eagle", "stdlib-5m-width")]
     wrong += [["lab", "--port", text] for text in NO_WHOLE]
     wrong += [["record", "--lab", text] for text in (*NO_WHOLE, "99", "1" + 30 * "0")]
     for text in ("0", "-1", "nan", "inf", "-inf", "many", "", "1441", "1" + 30 * "0"):

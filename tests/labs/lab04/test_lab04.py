@@ -4,7 +4,9 @@ lab show what was measured."""
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,18 +23,19 @@ from workbench.instruments.records import Measurement
 from workbench.kv import KINDS, Contiguous, Latent, Window
 from workbench.labs.lab04_smaller_caches import larger_batch as filling
 from workbench.labs.lab04_smaller_caches import latent as forms
-from workbench.labs.lab04_smaller_caches import rolling
+from workbench.labs.lab04_smaller_caches import longer, rolling
 from workbench.labs.lab04_smaller_caches import variants as decoding
 from workbench.labs.lab04_smaller_caches.inputs import VARIANTS, kind_for
 from workbench.labs.lab04_smaller_caches.panels import quality as quality_panel
 from workbench.labs.lab04_smaller_caches.panels.plots import COLOURS, MARKS, apart
 from workbench.labs.lab04_smaller_caches.panels.quality import design
-from workbench.models import PUBLIC_SHAPES, corpus, public_shape
+from workbench.models import PUBLIC_SHAPES, corpus, public_shape, seeds
 from workbench.models.checkpoints import shipped_tokenizer
 from workbench.models.decoder import Decoder
 from workbench.models.latent import UpProjections, absorbing_pays
 from workbench.models.recipes import CACHE_VARIANTS
 from workbench.models.training import initialize
+from workbench.notebook_source import find_sources, read_source
 from workbench.panels import style
 from workbench.panels.plots import flop_words, listed
 
@@ -54,6 +57,7 @@ SMALL = {  # settings under which each experiment runs in a second
         "evaluations": 2,
     },
 }
+ROOT = Path(__file__).parents[3]
 MOVED = {
     "variants": {"largest_context": 125},
     "larger_batch": {"memory": 32},
@@ -660,16 +664,121 @@ def test_the_best_of_what_fits_is_named_and_what_does_not_fit_is_not(make):
     assert panel.wait(30) and "none of these designs fits" in panel.said
 
 
-@pytest.mark.parametrize("shipped", [1_843_200, 3_072_000])
-def test_the_words_of_quality_say_when_the_runs_with_other_seeds_were_shorter(make, monkeypatch, shipped):
+@pytest.mark.parametrize(
+    ("shipped", "beside"),
+    [
+        (1_843_200, ""),
+        (3_072_000, " for 1.8 million tokens, shorter than these models"),
+        (921_600, " for 1.8 million tokens, longer than these models"),
+    ],
+)
+def test_the_words_of_quality_say_when_the_runs_with_other_seeds_were_of_another_length(
+    make, monkeypatch, shipped, beside
+):
     monkeypatch.setattr(quality_panel, "shipped_tokens_seen", lambda model: shipped)
     monkeypatch.setattr(quality_panel, "tokens_seen", lambda: 1_843_200)
     panel = make("quality", models="all")
     panel.measurements = [loss_of("stdlib-3m-mha", 3.9)]
-    words = panel.view(panel.settings).words
-    longer = shipped > 1_843_200
-    assert ("with the seeds 0 and 1 for 1.8 million tokens, shorter than these models; from" in words) == longer
-    assert ("with the seeds 0 and 1; from one to another" in words) == (not longer)
+    assert f"with the seeds 0 and 1{beside}; from one to another" in panel.view(panel.settings).words
+
+
+# -- trained longer --------------------------------------------------------------------------------------------
+
+SHORT = {"mha": (4.0, 4.0), "gqa": (4.01, 4.0), "mqa": (4.05, 4.06), "mla": (4.2, 4.19), "hybrid": (3.9, 3.91)}
+SHORT["shared"] = (4.02, 4.03)  # seeds 0 and 1; every difference from MHA moves by 0.01, so its spread is 0.00707
+HELD = dict(zip(SHORT, (3.5, 3.52, 3.56, 3.65, 3.41, 3.53)))
+SWAPPED = HELD | {"gqa": 3.54, "hybrid": 3.51}
+
+
+@pytest.fixture
+def on_file(tmp_path, monkeypatch):
+    """Runs of 2,048 tokens with two seeds, and longer ones with seed 0 (and 1), in the place of those on file."""
+
+    def put(*longer: dict[str, float]) -> None:
+        by_run = {(2048, seed): {name: both[seed] for name, both in SHORT.items()} for seed in (0, 1)}
+        by_run |= {(4096, seed): losses for seed, losses in enumerate(longer)}
+        runs = [
+            {"model": f"stdlib-3m-{name}", "seed": seed, "nats_per_token": loss, "tokens": 9, "tokens_seen": seen}
+            for (seen, seed), losses in by_run.items()
+            for name, loss in losses.items()
+        ]
+        (tmp_path / "seeds.json").write_text(json.dumps(runs))
+        monkeypatch.setattr(seeds, "SEEDS", tmp_path / "seeds.json")
+
+    return put
+
+
+def test_with_runs_of_one_length_nothing_is_said_of_longer_ones(on_file):
+    on_file()
+    words = longer.in_words()
+    assert words.startswith("All runs with seed 0 that are on file are of one length, 2,048 tokens, so whether")
+    assert words.count(". ") == 0 and "order held" not in words and longer.in_a_sentence() == ""
+    header, rows, _ = longer.as_table()
+    assert header == ["", "2,048 tokens"] and all(len(row) == 2 for row in rows)
+    assert rows[:2] == [["MHA's own loss", "4.0000"], ["GQA", "+0.0100"]]
+
+
+def test_an_order_that_held_and_what_moved_beside_the_spread(on_file):
+    on_file(HELD)
+    header, rows, _ = longer.as_table()
+    assert header == ["", "2,048 tokens", "4,096 tokens", "moved by", "in spreads"]
+    assert rows[0] == ["MHA's own loss", "4.0000", "3.5000", "-0.5000", ""]
+    assert [row[0] for row in rows[1:]] == ["GQA", "MQA", "MLA", "hybrid windows", "shared layers"]
+    assert rows[3] == ["MLA", "+0.2000", "+0.1500", "-0.0500", "-7.1"]
+    words = longer.in_words()
+    assert words.startswith("From 2,048 to 4,096 tokens MHA's loss goes from 4.000 to 3.500. ")
+    assert "**The order held**: hybrid windows, MHA, GQA, shared layers, MQA and MLA, the lowest loss first." in words
+    assert "moved by 0.010 to 0.050 nats; the spread of one from seed to seed is 0.007" in words
+    assert "Those of MLA (+0.200 to +0.150) moved by more than 2 spreads." in words
+    assert "At 4,096 tokens there is one run of each variant, with one seed" in words
+
+
+def test_an_order_that_did_not_hold_names_the_pairs_and_whether_they_were_apart(on_file):
+    on_file(SWAPPED)
+    words = longer.in_words()
+    assert "**The order did not hold** for 2 of 15 pairs: " in words
+    assert "hybrid windows was ahead of MHA by 0.100 and is behind by 0.010; " in words
+    assert "GQA was ahead of shared layers by 0.010 and is behind by 0.010. " in words
+    assert "Before, 1 of these was more than 2 spreads apart." in words
+    sentence = longer.in_a_sentence()
+    assert "hybrid windows with MHA and GQA with shared layers change places, and" in sentence
+    assert "the differences of GQA (+0.010 to +0.040), MLA (" in sentence and "hybrid windows (-0.100 to" in sentence
+
+
+def test_differences_that_stay_are_said_to_stay_and_a_second_seed_is_no_single_run(on_file):
+    first, second = ({name: both[seed] - 0.5 for name, both in SHORT.items()} for seed in (0, 1))
+    on_file(first, second)
+    words = longer.in_words()
+    assert "None moved by more than 2 spreads." in words and "one run of each variant" not in words
+    assert "runs of 2,048 tokens" in words  # of two lengths with as many seeds the shorter has the spread
+    assert longer.in_a_sentence().endswith(
+        "the variants keep their order, and no difference moved by more than 2 of those standard deviations."
+    )
+
+
+def test_the_words_of_quality_say_how_differences_moved_where_longer_runs_are_on_file(make, on_file):
+    panel = make("quality", models="all")
+    panel.measurements = [loss_of("stdlib-3m-mha", 3.9)]
+    on_file()
+    before = panel.view(panel.settings)
+    assert "Trained on" not in before.words
+    on_file(HELD)
+    after = panel.view(panel.settings)
+    assert f" {longer.in_a_sentence()} What models as small" in after.words
+    assert after.words.replace(f" {longer.in_a_sentence()}", "") == before.words
+    assert (after.rows, after.alt) == (before.rows, before.alt)
+
+
+@pytest.mark.parametrize("long", [(), (HELD,), (SWAPPED,)], ids=["one length", "order held", "order changed"])
+def test_the_lecture_shows_the_table_and_the_words(on_file, long):
+    on_file(*long)
+    source = next(one for one in find_sources(ROOT) if one.relative_name == "notebooks/04_smaller_caches")
+    cells = [c.source for c in read_source(source).cells if c.cell_type == "code" and "longer." in c.source]
+    shown: list[object] = []
+    lecture = {"table": lambda *given: shown.append(given), "say": shown.append}
+    for cell in cells:
+        exec(cell, lecture)
+    assert shown == [longer.as_table(), longer.in_words()]
 
 
 def test_knobs_are_checked_like_settings_and_refused_whole(make):

@@ -15,6 +15,7 @@ from workbench.experiments.inputs import dtype_of, shape_of
 from workbench.instruments.memory import readable_bytes
 from workbench.instruments.records import Measurement
 from workbench.labs.lab04_smaller_caches.inputs import TARGET, VARIANTS, kind_for, reserved_bytes_for
+from workbench.labs.lab04_smaller_caches.longer import in_a_sentence
 from workbench.labs.lab04_smaller_caches.panels.plots import COLOURS, MARKS, apart
 from workbench.labs.lab04_smaller_caches.quality import EXPERIMENT
 from workbench.labs.lab04_smaller_caches.variants import VARIANTS as TITLES
@@ -267,7 +268,7 @@ def _words(designs: list[Design], known: dict[str, Measurement], budget: dict, *
 
 
 def _seeds_in_words() -> str:
-    """How much a second training moves the differences, from the recorded runs."""
+    """How much a second training moves the differences, from the recorded runs, and a longer one where there is one."""
     differences = above(VARIANTS[0], losses_by_seed())
     spread = pooled(differences)
     runs = sorted({seed for by_seed in differences.values() for seed in by_seed})
@@ -277,14 +278,16 @@ def _seeds_in_words() -> str:
         if abs(mean(by_seed.values())) < 2 * spread.standard_deviation / len(by_seed) ** 0.5
     ]
     seen, shipped = tokens_seen(), shipped_tokens_seen(VARIANTS[0])
-    shorter = f" for {seen / 1e6:.1f} million tokens, shorter than these models" if shipped > seen else ""
+    beside = "shorter" if seen < shipped else "longer"
+    others = f" for {seen / 1e6:.1f} million tokens, {beside} than these models" if shipped != seen else ""
     return (
-        f"Every recipe was run with the seeds {listed([str(seed) for seed in runs])}{shorter}; from one to another the "
+        f"Every recipe was run with the seeds {listed([str(seed) for seed in runs])}{others}; from one to another the "
         f"same difference moves by {spread.standard_deviation:.3f} nats (standard deviation, "
         f"{spread.degrees_of_freedom} degrees of freedom)"
         + (
-            f": {listed(within)} cannot be told from MHA {'there' if shorter else 'here'}."
+            f": {listed(within)} cannot be told from MHA {'there' if others else 'here'}."
             if within
             else ", less than each of them."
         )
+        + (f" {more}" if (more := in_a_sentence()) else "")
     )
