@@ -21,23 +21,24 @@
 #          └───────────────────────────  again  ◄───────────────────────────────┘
 # ```
 #
-# Generating a token means **reading bytes**: the weights, and what the model remembers of the text. So there
-# are four ways to be faster, and every method in this course uses one of them.
+# Generating a token means **reading bytes**: the weights, and what the model remembers of the text. Each reading is
+# an operation that has to be started. So there are five ways to be faster:
 #
 # | way to be faster | methods |
 # |---|---|
 # | **read fewer weight bytes** | quantization, pruning |
-# | **remember fewer bytes** | the KV cache and its smaller forms: grouped-query attention, latents, sliding windows, paging |
+# | **compute nothing twice, and remember it in few bytes** | the KV cache; its smaller forms: grouped-query attention, latents, sliding windows |
 # | **take fewer steps** | speculation: several tokens are drafted, then verified in one step |
-# | **share each step** | batching: the weights are read once for many users |
+# | **share each step** | batching: the weights are read once for many users; paging makes room for more of them |
+# | **start fewer operations, or divide them** | fused kernels, CUDA graphs; several devices |
 #
-# Each of these is a switch on one real engine. You predict what a switch will do, you measure it, and you
+# Most of these are switches on one real engine. You predict what a switch will do, you measure it, and you
 # explain the difference.
 
 # %% [markdown]
 # ## Setting up
 #
-# Two imports are enough for all labs. Run a cell with **Shift + Enter**.
+# The whole course is one package, `workbench`. Run a cell with **Shift + Enter**.
 
 # %%
 from itertools import pairwise
@@ -75,9 +76,9 @@ say("\n".join(advice) or "Nothing is broken here.")
 # %% [markdown]
 # ## What this machine can do
 #
-# Two numbers limit everything that follows: how many bytes this machine can **read** per second, and how many
-# floating-point operations (**FLOP**: multiplications and additions) it can **compute** per second. Both are
-# measured here once, and the results are stored.
+# Three numbers limit everything that follows: how many bytes this machine can **read** per second, how many
+# floating-point operations (**FLOP**: multiplications and additions) it can **compute** per second, and how long it
+# takes to **start** one operation, such as a matrix product. They are measured here once, and the results are stored.
 
 # %%
 from workbench.instruments.device import ceilings
@@ -93,8 +94,8 @@ table(["ceiling", "measured"], rows, "The ceilings of this machine")
 
 # %% [markdown]
 # Operations per second divided by bytes per second is a number to remember: how many operations the machine can do in
-# the time it takes to read one byte. If generating a token needs fewer operations per byte than that, it is limited by
-# memory bandwidth.
+# the time it takes to read one byte. If generating a token needs fewer operations per byte than that, the arithmetic
+# waits for the memory. (Is bfloat16 far slower above than float32? Then this processor has no instructions for it.)
 
 # %%
 balance = machine.flop_per_s["float32"] / machine.read_bytes_per_s
@@ -145,7 +146,7 @@ say(
 )
 
 # %% [markdown]
-# Every weight must be read at least once, so one division gives a lower bound, the floor.
+# Every weight must be read at least once. If all come from memory, one division gives a lower bound, the floor.
 
 # %% [markdown]
 # ## One token, measured
@@ -162,8 +163,7 @@ token_guess.compare(token_s * 1e3, predicted=floor_s * 1e3)
 # The measured time is the middle one of nine runs, and the prediction is the floor. A measured time is usually
 # above it: a token takes many small operations, and each has to be started.
 # Sometimes it is below: the weights of a model this small may stay in the processor's own cache, which is
-# faster than memory. This course teaches you to tell such causes apart. A prediction shows where there is
-# something to explain. Here, in numbers, as lab 02 will explain them:
+# faster than memory. Lab 02 tells such causes apart. Its prediction adds the starts to the bytes:
 
 # %% jupyter={"source_hidden": true}
 from workbench.instruments.costs import predict, step_costs
@@ -193,7 +193,8 @@ print("def read_lines(path):\n" + result.text)
 
 # %% [markdown]
 # It looks like Python, but it does not mean much: the model is small and had little training. The engine does
-# the same work, in the same order, as for a model a thousand times larger.
+# the same work, in the same order, as for a model a thousand times larger. (A *row* is one token that goes once
+# through all layers.)
 
 # %% jupyter={"source_hidden": true}
 say(
@@ -248,10 +249,15 @@ gaps_s = measured[1].samples  # between one token and the next
 later_guess.compare(gaps_s[-1] / gaps_s[0])
 
 # %% [markdown]
+# The 24th token takes 37 rows and the second 15, about 2.5 times as many. The time need not grow as much: every step
+# reads the same weights and starts the same operations, whatever its rows.
+
+# %% [markdown]
 # ## What a measurement is
 #
 # In this course a result is never only a number. A measurement keeps every sample, what was counted, what was
-# predicted, what was checked about the output, and the machine and the date.
+# predicted, which of the three ceilings limits it (bandwidth, compute, or launch, the starting of operations), what was
+# checked about the output, and the machine and the date.
 
 # %%
 first = measured[0]

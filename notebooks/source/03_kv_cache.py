@@ -33,6 +33,7 @@ text_ids = tokenizer.encode(file)
 # ## Predict
 #
 # What does a cache save for a prompt of P = 4,096 tokens and T = 512 generated ones? Guess; the lab comes back to it.
+# (A *row* is one token that goes once through all layers, as in lab 01.)
 
 # %% jupyter={"source_hidden": true}
 rows_guess = ask(
@@ -49,7 +50,7 @@ rows_guess
 # ## The naive way, once more
 #
 # `kv="recompute"` remembers nothing: every step processes the whole text. We keep its tokens: every faster way must
-# generate the same ones. (A *row* is one token that goes once through all layers, as in lab 01.)
+# generate the same ones.
 
 # %%
 rows_guess.answer()
@@ -180,8 +181,15 @@ table(
 # %% [markdown]
 # ## By hand
 #
-# A `Contiguous` cache is a buffer for keys and one for values, each [L, slots, H_kv, max_tokens, D], allocated
-# once. Prefill:
+# In each layer, with n new tokens after c stored ones, the cache does two things (you write them in exercise 1):
+#
+# ```text
+#   append    keys[c : c + n] = k                values[c : c + n] = v
+#   attend    softmax(q · keys[: c + n]ᵀ / √D, masked) · values[: c + n]
+# ```
+#
+# A `Contiguous` cache is a buffer for keys and one for values, each [L, slots, H_kv, max_tokens, D], with one slot per
+# sequence, allocated once. Prefill (n = 200, c = 0):
 
 # %%
 kv = Contiguous(shape, max_tokens=256)
@@ -192,7 +200,7 @@ print(f"the cache remembers {dict(kv.lengths)} tokens of sequence 0; next token 
 assert token == naive.tokens[0]
 
 # %% [markdown]
-# Decode: send *one* token, with its position. Its position is the number of tokens before it, not 0. The
+# Decode (n = 1): send *one* token, with its position. Its position is the number of tokens before it, not 0. The
 # [rotary embedding](../docs/glossary.md#the-model) rotates its query and key by that position.
 
 # %%
@@ -213,7 +221,8 @@ assert kv.lengths[0] == len(prompt_ids) + len(written) - 1
 print(f"{len(prompt_ids)} + {len(written)} tokens of text, {kv.lengths[0]} in the cache")
 
 # %% [markdown]
-# A wrong position gives a wrong answer, and often one that still looks like text. This cache refuses it:
+# A wrong position gives a wrong answer, and often one that still looks like text: with every decoded position one too
+# small, the text above becomes ` wrapping the wrapping.  The text is a string`. This cache refuses such a position:
 
 # %%
 try:
@@ -307,7 +316,8 @@ assert round(rows_without / rows_with) == 484 and round(pairs_without / pairs_wi
 # ## Attention still grows
 #
 # There is one row per step, but that row attends to everything before it. The matrix products of a step stay
-# the same; the bytes that attention reads grow with S. For a Llama 3.1 of 8 billion weights, in 16 bits:
+# the same; the bytes that attention reads grow with S. For a Llama 3.1 of 8 billion weights, in 16 bits (of the 16.1 GB,
+# a step does not read the embedding, 1.05 GB, but for one row):
 
 # %%
 llama = public_shape("llama-3.1-8b")
@@ -333,8 +343,8 @@ table(
 )
 
 # %% [markdown]
-# With a full context, a step reads more bytes of cache than of weights. So one cost still grows with the square of
-# the text: no longer the rows and their FLOPs, but the bytes that attention reads.
+# With a full context, a step reads more bytes of cache than of weights. So over a whole text attention, in bytes and in
+# FLOPs, still grows with the square of its length. All other work now grows in proportion to it.
 
 # %% [markdown]
 # ## The panel: with and without
@@ -402,8 +412,8 @@ table(["", "MFLOP", "MB moved", "operations", "limit", "measured ÷ predicted"],
 
 # %% [markdown]
 # The arithmetic fell with the rows. The bytes fell much less: a step of one row still reads every weight. The number
-# of operations did not fall at all. So the limit is now one that does not depend on the rows. (The prediction leaves
-# out the bookkeeping between operations, which is visible in steps as short as these.)
+# of operations did not fall at all. So the limit is now one that does not depend on the rows. (The last column says how
+# far to trust the prediction. It knows each operation at the speed that it has on this machine when nothing else runs.)
 
 # %% [markdown]
 # You can pass your own cache class: `panel.run(kv=MyCache)` runs the real model with it, token by token, and
@@ -546,8 +556,8 @@ table(
 )
 
 # %% [markdown]
-# The number of rows is the same, but the number of calls is not, and each call reads all weights. The panel
-# shows what that costs:
+# The number of rows is the same, but the number of calls is not, and each call reads all weights and starts all
+# operations. The panel shows what that costs:
 
 # %% jupyter={"source_hidden": true}
 chunk_guess = ask(
@@ -593,8 +603,8 @@ say(beside_prediction([m for m in chunked if m.unit == "s"]))
 
 # %% [markdown]
 # Why split a prompt at all, then? Because a long prompt in one piece makes all other users wait for their next
-# token. In pieces just long enough to be compute-bound it costs little more, and every piece shares its step with the
-# next tokens of the others. Servers call this *chunked prefill* (lab 08).
+# token. Pieces that are long enough to be compute-bound add far less than short ones (the last two rows say how much), and
+# every piece shares its step with the next tokens of the others. Servers call this *chunked prefill* (lab 08).
 
 # %% [markdown]
 # # Take it back: truncate
@@ -736,8 +746,8 @@ say(
 # %% [markdown]
 # ## GB or GiB?
 #
-# ⚠ A GB is 10⁹ bytes, a GiB is 2³⁰. Cards are sold in GB, programs often count in GiB and write GB, and published
-# tables mix the two. How much is the difference?
+# ⚠ A GB is 10⁹ bytes, a GiB is 2³⁰. Programs and the labels of cards write GB for either, and published tables mix the
+# two. How much is the difference?
 
 # %%
 users, context = 64, 4096
@@ -752,8 +762,8 @@ say(
 )
 
 # %% [markdown]
-# (A card sold as 80 GB may show a few GB more than 80·10⁹ bytes, and the driver uses some of them. Plan with
-# 10⁹ to be safe.)
+# (What a card really has, `nvidia-smi` says: 81,559 MiB, or 85.5 GB, for an H100 that is sold as 80 GB, but 48.3 GB for
+# an L40S that is sold as 48. The driver uses some of it. Plan with 10⁹ to be safe.)
 
 # %% [markdown]
 # ## The calculator
@@ -813,7 +823,7 @@ assert together == alone
 print("three texts of", [len(t) for t in texts], "tokens, side by side: the same tokens as each alone")
 
 # %% [markdown]
-# How much faster is a token in a batch? And when does the cache gain *nothing*? The panel measures both.
+# How much faster is a token in a batch (left)? And when does the cache gain *nothing* (right)? The panel measures both.
 
 # %% jupyter={"source_hidden": true}
 short_guess = ask(
@@ -856,16 +866,20 @@ rows = [
 table(["tokens", "rows", "faster with the cache", "limits without, with"], rows, "measured on this machine")
 
 # %% [markdown]
-# **When it gains nothing, and why:**
+# In a batch, the sequences share one reading of the weights and one start of most operations. So the time per token
+# falls while these are the limit (lab 08).
 #
-# * **Very short texts.** A step reads all weights, whether for one row or for a few. While reading takes longer
-#   than the arithmetic of all rows, fewer rows save no time.
+# **When the cache gains nothing, and why:**
+#
+# * **Very short texts.** A step reads all weights and starts all operations, whether for one row or for a few. While that
+#   takes longer than the arithmetic of all rows, fewer rows save no time.
 # * **Only one token needed** (classification, embeddings, a score). Every row of the prompt is new, and there
 #   is no second step that could use what was stored.
 # * **A launch-bound machine.** On a large accelerator a small model waits for its operations to start. Their
 #   number does not depend on the rows, so the time does not either. Raschka measured Qwen3 with 0.6 billion weights on
-#   an A100: 25 tokens per second with a cache, 26 without. Compiled, which starts fewer operations, it had 90 and 107;
-#   on the CPU of a Mac Mini the cache took it from 1 to 80
+#   an A100: 25 tokens per second with a cache, 26 without. Compiled, which starts fewer operations, it had 90 and 107.
+#   Reading 1.2 GB of weights takes 0.6 ms there, and 11 ms per token is still far from it. On the CPU of a Mac Mini the
+#   cache took it from 1 to 80
 #   ([table](https://github.com/rasbt/LLMs-from-scratch/tree/main/ch05/11_qwen3)).
 #
 # This is no argument against caches: with a model that fills the card, or a long text, they gain what you saw above.
@@ -877,7 +891,7 @@ table(["tokens", "rows", "faster with the cache", "limits without, with"], rows,
 #
 # Our model on an H100 by its data sheet: a step over S tokens without a cache, against a step of one row with it. Its
 # operations are started from Python, at about 28 µs each (lab 02 says where the number comes from); a captured graph
-# would start them at 1.3 µs.
+# would start them at 1.3 µs. Storing keys and values takes a few operations more, so the cache even loses a little:
 
 # %%
 from workbench.instruments.device import PUBLISHED
