@@ -127,6 +127,7 @@ def test_a_step_over_codes_by_hand():
     making = 2 * (8 * 16 + 2 * (8 + 8) * 3)  # every code once for two queries; these with scales and zeros
     assert attention.flops == 3 * (4 * 4 * 8 * 101 + 11 * making)
     assert attention.activation_bytes == 3 * 4 * (32 + 32 + 32)  # queries, the new key and value, the result
+    assert attention.queries == 4 * attention.flops / 2 / attention.kv_bytes  # multiply-adds for every four bytes
     assert attention.elementwise_bytes == 0 and attention.bytes_written == 3 * 4 * (32 + 32)
     assert (attention.count, attention.launches, attention.kernels, attention.heads) == (3, 3, 3, 6)
     assert costs.flops_by_part["attention"] == costs.attention_rectangle_flops  # one query sees all

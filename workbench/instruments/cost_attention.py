@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from workbench.instruments.cost_codes import FEW_TOKENS, CodedLayer
+from workbench.instruments.cost_codes import FEW_TOKENS, STORED, CodedLayer
 from workbench.instruments.cost_memory import Memory
 from workbench.instruments.cost_operations import OperationCosts, times, together
 from workbench.instruments.cost_quantized import CODE_FORMATS, Groups, QuantizedLayer
@@ -273,6 +273,7 @@ class _Layer:
             activation_bytes=(queries + result) * self.wide + rows * a_token * self.stored,
             elementwise_bytes=turned * (self.wide + self.stored),
             bytes_written=result * self.wide + turned * self.stored + kept,
+            kv_element_bytes=STORED,
         )
 
     # -- over latents ----------------------------------------------------------------------------------------

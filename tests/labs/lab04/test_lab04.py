@@ -251,12 +251,12 @@ def test_a_way_that_cannot_be_had_is_left_out_by_name_with_the_reason(make, monk
     assert set(decoding.predict_ways(PUBLISHED["h100-sxm"], **predicted)) == set(here)
 
     monkeypatch.setattr(decoding, "why_not_codes", lambda dtype, device: "no compiler was found")
-    panel, told = make("variants", compare="formats"), []
-    monkeypatch.setattr(panel.bench, "report", told.append)
-    found = run_experiment("smaller.variants", {"compare": "formats", "largest_context": 64, "repeats": 1}, panel.bench)
-    assert {m.settings["way"] for m in found} == set(here)
+    panel, reports = make("variants", compare="formats"), []
+    monkeypatch.setattr(panel.bench, "report", reports.append)
+    made = run_experiment("smaller.variants", {"compare": "formats", "largest_context": 64, "repeats": 1}, panel.bench)
+    assert {m.settings["way"] for m in made} == set(here)
     words = f"Left out here: {'; '.join(way.title for way in codes.values())}. The reason: no compiler was found."
-    assert words in told and words in panel.said and len(panel.view(panel.settings).rows) == len(here)
+    assert words in reports and words in panel.said and len(panel.view(panel.settings).rows) == len(here)
 
 
 def test_formats_are_drawn_each_in_its_colour_and_no_label_is_cut(make):

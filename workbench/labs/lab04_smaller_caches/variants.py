@@ -94,7 +94,7 @@ WAYS = {
         *(
             Way(
                 f"{name} as codes",
-                f"MHA in {name}, read as codes",
+                f"MHA in {name} read as codes",
                 "mha",
                 "quantized",
                 {"format": name, **AS_CODES},
@@ -114,7 +114,7 @@ COMPARISONS = {
 def ways_here(compare: str, size: str, device: str) -> tuple[dict[str, Way], dict[str, str]]:
     """({name: way} of those that run on a device, {name: why} of the others), in the order of the comparison."""
     ways = {name: WAYS[name] for name in COMPARISONS[compare]}
-    left_out = {}
+    left_out: dict[str, str] = {}
     if any(way.reads_codes for way in ways.values()):
         reason = why_not_codes(stored_dtype(dtype_of_size(size), device), device)
         left_out = {name: reason for name, way in ways.items() if way.reads_codes and reason}
