@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from workbench.instruments.cost_codes import FEW_TOKENS, STORED, CodedLayer
 from workbench.instruments.cost_memory import Memory
 from workbench.instruments.cost_operations import OperationCosts, times, together
 from workbench.instruments.cost_quantized import CODE_FORMATS, Groups, QuantizedLayer
@@ -73,11 +74,15 @@ class _Layer:
 
     @property
     def rectangle_flops(self) -> int:
-        return sum(self._flops_a_pair(n) * n * self._given(n, past) for n, past in self.texts)
+        rectangle = sum(self._flops_a_pair(n) * n * self._given(n, past) for n, past in self.texts)
+        return rectangle + sum(self._coded.flops(*text) for text in self._in_loop)
 
     @property
     def _pairs_flops(self) -> int:
-        pairs = ((n, causal_pairs(n, past, self.window, self.sinks)) for n, past in self.texts)
+        return self._flops_of_pairs(self.texts)
+
+    def _flops_of_pairs(self, texts: Sequence[tuple[int, int]]) -> int:
+        pairs = ((n, causal_pairs(n, past, self.window, self.sinks)) for n, past in texts)
         return sum(self._flops_a_pair(n) * count for n, count in pairs)
 
     def _flops_a_pair(self, new: int) -> int:
@@ -172,6 +177,8 @@ class _Layer:
 
     def _given(self, new: int, past: int) -> int:
         """Keys that attention is given, seen or masked."""
+        if self._loops(new):
+            return self._coded.seen(new, past)
         if self.memory.kind == "quantized":
             return self._groups.seen(new, past)
         if self.memory.kind != "window" or past + new <= self.places:
@@ -196,29 +203,78 @@ class _Layer:
     def _groups(self) -> Groups:
         return Groups(self.memory.group, self.window, self.sinks)
 
+    @property
+    def _coded(self) -> CodedLayer:
+        shared = self.heads // self.kv_heads
+        return CodedLayer(self._groups, CODE_FORMATS[self.memory.format], self.kv_heads, shared, self.key, self.value)
+
+    def _loops(self, new: int) -> bool:
+        """Whether the loop over codes takes a sequence with so many new tokens."""
+        return self.memory.kind == "quantized" and self.memory.attention == "codes" and new <= FEW_TOKENS
+
+    @property
+    def _in_loop(self) -> list[tuple[int, int]]:
+        return [text for text in self.texts if self._loops(text[0])]
+
     def _over_codes(self) -> list[OperationCosts]:
-        """kv.quantized: one sequence after the other, keys and values as numbers again, a result put in its place."""
+        """kv.quantized: the sequences that the loop takes in one call, the others one after the other."""
+        in_loop, others = self._in_loop, [text for text in self.texts if not self._loops(text[0])]
+        read = [self._quantized(False).read(*text) for text in others] if self.owns else []
+        write = [self._quantized(False).write(*text) for text in others] if self.owns else []
+        attend = [self._over_numbers(others)] if others else []
+        if in_loop:
+            attend.append(self._by_loop(in_loop, beside=len(others)))
+            coming = [text for text in in_loop if self.owns and not self._coded.stores(*text)]
+            write += [self._quantized(True).write(*text) for text in coming]
+        return [together(same) for same in (read, attend, write) if same]
+
+    def _quantized(self, by_loop: bool) -> QuantizedLayer:
+        """by_loop: the new tokens come in the stored type, since the loop has read them so."""
         a_token, codes = self.kv_heads * (self.key + self.value), CODE_FORMATS[self.memory.format]
         group_bytes = self.kv_heads * codes.group_bytes(self.memory.group, self.key, self.value)
-        one = QuantizedLayer(self._groups, codes, group_bytes, a_token, self.stored, self.wide, self.converts)
-        seen = sum(self._given(*text) for text in self.texts)
-        queries, result = self.rows * self.heads * self.key, self.rows * self.heads * self.value
-        attention = OperationCosts(
+        wide, converts = (self.stored, False) if by_loop else (self.wide, self.converts)
+        return QuantizedLayer(self._groups, codes, group_bytes, a_token, self.stored, wide, converts)
+
+    def _over_numbers(self, texts: list[tuple[int, int]]) -> OperationCosts:
+        """Attention over keys and values as numbers again, a result put in its place."""
+        rows, a_token = sum(n for n, _ in texts), self.kv_heads * (self.key + self.value)
+        seen = sum(self._given(*text) for text in texts)
+        queries, result = rows * self.heads * self.key, rows * self.heads * self.value
+        return OperationCosts(
             "attention",
             "attention",
             1,
-            launches=2 * self.sequences + 2 * self.converts,
-            kernels=self.sequences,
-            heads=self.sequences * self.kv_heads,
-            flops=self._pairs_flops,
+            launches=2 * len(texts) + 2 * self.converts,
+            kernels=len(texts),
+            heads=len(texts) * self.kv_heads,
+            flops=self._flops_of_pairs(texts),
             activation_bytes=seen * a_token * self.stored + (queries + result) * self.wide,
             elementwise_bytes=2 * result * self.wide,
             bytes_written=2 * result * self.wide,
         )
-        if not self.owns:
-            return [attention]
-        read, write = (together(kind(*text) for text in self.texts) for kind in (one.read, one.write))
-        return [read, attention, write]
+
+    def _by_loop(self, texts: list[tuple[int, int]], *, beside: int) -> OperationCosts:
+        """One call, which also stores the new tokens where no group leaves the recent part, in layers without keys of
+        their own once more. beside: sequences of the batch that are dequantized."""
+        coded, a_token = self._coded, self.kv_heads * (self.key + self.value)
+        rows = sum(n for n, _ in texts)
+        kept = sum(n for n, past in texts if coded.stores(n, past)) * a_token * self.stored
+        queries, result = rows * self.heads * self.key, rows * self.heads * self.value
+        turned = self.converts * self.owns * self.rows * a_token  # new keys and values to the stored type
+        return OperationCosts(
+            "attention",
+            "attention",
+            0 if beside else 1,
+            launches=1 + 2 * self.converts * (self.owns + (not beside)),
+            kernels=1,
+            heads=len(texts) * self.kv_heads,
+            flops=self._flops_of_pairs(texts) + sum(coded.flops(*text) for text in texts),
+            kv_bytes=sum(coded.bytes_read(past) for _, past in texts) + kept,
+            activation_bytes=(queries + result) * self.wide + rows * a_token * self.stored,
+            elementwise_bytes=turned * (self.wide + self.stored),
+            bytes_written=result * self.wide + turned * self.stored + kept,
+            kv_element_bytes=STORED,
+        )
 
     # -- over latents ----------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.errors import WorkbenchError, check_settings, unknown
+from workbench.instruments.cost_codes import ATTENTIONS, STORED
 from workbench.instruments.cost_quantized import CODE_FORMATS, GROUP, Groups, check_format
 from workbench.models.config import ModelConfig
 
@@ -18,7 +19,7 @@ FORMS = ("auto", "absorbed", "expanded")
 SETTINGS = {  # that matter to the costs, named as where the kv is made
     "latent": ("form",),
     "window": ("window", "sinks", "rewind"),
-    "quantized": ("format", "group"),
+    "quantized": ("format", "group", "attention"),
 }
 REWIND = 16  # of kv.window, unless asked otherwise
 
@@ -35,6 +36,7 @@ class Memory:
     rewind: int = REWIND
     format: str = "int8"  # of what is quantized; `stored` is of the tokens that are kept as they came
     group: int = GROUP
+    attention: str = "sdpa"  # over what is quantized: over numbers made of it, or "codes", the loop
 
     @classmethod
     def of(
@@ -46,13 +48,14 @@ class Memory:
         kv_settings: Mapping[str, Any] | None = None,
         latent_form: str = "auto",
     ) -> Memory:
-        """kv_settings: what the kv is made with, as for `kv_for`: form=, window=, sinks=, rewind=, format=, group=.
+        """kv_settings: what the kv is made with, as for `kv_for`: form=, window=, sinks=, rewind=, format=, group=,
+        attention=.
 
         latent_form: the form alone, one of FORMS. "paged" is counted as what lies in its blocks, like "latent" or
         "contiguous", read once where it lies: neither the gathering where neither kernels nor the loop over blocks
-        run, nor the part of the last block that is empty. "quantized" is counted as dequantized (its attention="sdpa"),
-        not as the loop over codes reads it on a CPU. Raises WorkbenchError for what does not go with the kind or the
-        shape.
+        run, nor the part of the last block that is empty. "quantized" is counted as dequantized (attention="sdpa")
+        unless attention="codes" asks for the loop over codes, which a CPU runs over a recent part in float32. Raises
+        WorkbenchError for what does not go with the kind or the shape.
         """
         if kind not in COUNTED_KVS:
             raise unknown("kv kind to count", kind, COUNTED_KVS)
@@ -94,6 +97,7 @@ class Memory:
             _check_window(config, **settings)
         if kind == "quantized":
             check_format(settings.get("format", "int8"), settings.get("group", GROUP))
+            _check_attention(settings.get("attention", "sdpa"), stored)
         return cls(kind, stored, form, **{**settings, "sinks": settings.get("sinks") or 0})
 
     def check_contexts(self, contexts: Sequence[int]) -> None:
@@ -129,6 +133,24 @@ class Memory:
     def places(self, window: int | None, sinks: int) -> float:
         """Tokens for which there is room: in a rolling buffer the window, what may be cut again, and the sinks."""
         return math.inf if self.kind != "window" or window is None else sinks + window - 1 + self.rewind
+
+
+def _check_attention(attention: Any, stored: float) -> None:
+    if attention in ("auto", "eager"):
+        why = {
+            "auto": "which of them that is the kv decides where it is made (its `attention` says it)",
+            "eager": "eager attention is the definition, for proofs, and no formula here counts it",
+        }
+        raise WorkbenchError(
+            f"a quantized kv is counted with attention 'codes' or 'sdpa', not {attention!r}: {why[attention]}"
+        )
+    if attention not in ATTENTIONS:
+        raise unknown("attention over a quantized kv", attention, ATTENTIONS)
+    if attention == "codes" and stored != STORED:
+        raise WorkbenchError(
+            f"the loop over codes reads a recent part in float32: attention='codes' needs kv_bytes_per_element="
+            f"{STORED}, got {stored:g}. Give that, or count attention 'sdpa'"
+        )
 
 
 def _check_window(config: ModelConfig, window=None, sinks=None, rewind=REWIND) -> None:

@@ -28,12 +28,13 @@ class OperationCosts:
     elementwise_bytes: float = 0
     bytes_written: float = 0
     rows: int = 0  # of a matrix product: rows that each weight is multiplied with
-    kv_element_bytes: float = 0  # of a remembered key
+    kv_element_bytes: float = 0  # of a remembered key; of codes those of float32, see `queries`
 
     @property
     def queries(self) -> float:
         """Queries that each remembered key meets in an attention, in the mean; 0 where none is remembered. 4 FLOPs a
-        pair and value: two for the key, two for the value, which are two values that are kept."""
+        pair and value: two for the key, two for the value, which are two values that are kept. Of codes it is as many
+        queries as would do the same arithmetic for every four bytes in float32: in that its speed was measured."""
         return self.flops * self.kv_element_bytes / (2 * self.kv_bytes) if self.kv_bytes else 0.0
 
     @property

@@ -2,11 +2,12 @@
 
 A step is a list of operations, one after the other (`StepCosts.operations`); everything else is a sum over it. What
 every row passes through is counted in `cost_layers`, what the kv does in `cost_attention` (which kv, and how many
-bytes it holds: `cost_memory`; in few bits: `cost_quantized`), and the time of it all in `cost_prediction`.
+bytes it holds: `cost_memory`; in few bits: `cost_quantized`, and `cost_codes` where a loop reads them as they lie), and
+the time of it all in `cost_prediction`.
 
 FLOPs are those of the matrix products, 2 for a multiply and its add: 2·N·in·out for a linear layer over N rows,
-2·H_q·(D + D_v) for each (query, key) pair of attention. Norms, rotary embedding, activations and softmax are not
-counted: at usual sizes a few percent of the FLOPs.
+2·H_q·(D + D_v) for each (query, key) pair of attention; where attention reads codes, with what makes numbers of them.
+Norms, rotary embedding, activations and softmax are not counted: at usual sizes a few percent of the FLOPs.
 
 Attention is counted over *causal pairs*, the pairs that a kernel has to visit: a query at position p sees p + 1
 keys (fewer in a window). `attention_rectangle_flops` is the n × S rectangle that eager attention computes and
@@ -74,7 +75,8 @@ def step_costs(
     activation_bytes_per_element: default the weights', but at least 2: quantized weights still multiply 16-bit
         activations.
     kv, kv_settings: the kind, one of COUNTED_KVS, and what it is made with, as for `kv_for`: form= (latent), window=,
-        sinks=, rewind= (window), format=, group= (quantized). latent_form: the form alone.
+        sinks=, rewind= (window), format=, group=, attention= (quantized: "sdpa", the default, counts it as dequantized,
+        "codes" as the loop over codes reads it). latent_form: the form alone.
     kv_bytes_per_element: as stored; default that of the activations. Of a quantized kv, of the tokens that it keeps as
         they came; what its codes take follows from the format.
     arrangement: "plain" (`Decoder`) or "fast" (`FastDecoder`): the same products, joined, and fewer launches; "kernels"

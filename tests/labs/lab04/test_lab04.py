@@ -13,6 +13,7 @@ import torch
 from conftest import random_decoder, tiny_config
 from experiment_claims import ExperimentClaims, brief_runs, on_model
 from panel_claims import PanelClaims, shown
+from picture_claims import cut_or_small
 
 from workbench.errors import WorkbenchError
 from workbench.experiments import run_experiment
@@ -180,7 +181,8 @@ def test_contexts_end_with_the_largest():
 @pytest.mark.parametrize("compare", list(decoding.COMPARISONS))
 def test_every_way_is_measured_at_every_context_and_takes_its_turn(bench, compare):
     found = run_experiment("smaller.variants", {**SMALL["smaller.variants"], "compare": compare}, bench)
-    names = decoding.COMPARISONS[compare]
+    names, left_out = decoding.ways_here(compare, "stdlib-3m", "cpu")
+    assert [*names, *left_out] == list(decoding.COMPARISONS[compare])
     assert [(m.settings["context"], m.settings["way"]) for m in found] == [
         (c, way) for c in (8, 16, 32, 64) for way in names
     ]
@@ -200,6 +202,11 @@ def test_bytes_reserved_equal_the_formula_and_exact_ways_equal_the_oracle(bench,
             assert m.check.startswith("the next token equals") and m.counts["largest_difference"] < 1e-5
         else:
             assert m.check.startswith("lossy: logits differ by")
+        if way.reads_codes:
+            assert m.counts["cache_bytes_read_a_step"] == m.counts["bytes_in_use"]
+            if (context := m.settings["context"]) < 64:  # after 64 the warm-up has made a group
+                held = kv_bytes(config, context, 4, kv="quantized", kv_settings=way.settings)
+                assert m.counts["cache_bytes_read_a_step"] == held
     last = {
         m.settings["way"]: m.counts["bytes_in_use"]
         for m in run_experiment("smaller.variants", asked, bench)
@@ -218,6 +225,56 @@ def test_a_lossy_cache_loses_something_once_it_has_quantized_something(bench):
     assert (
         last["int4"].counts["bytes_in_use"] < last["int8"].counts["bytes_in_use"] < last["mha"].counts["bytes_in_use"]
     )
+    for name in set(decoding.ways_here("formats", "stdlib-3m", "cpu")[0]) - {"mha", "int8", "fp8", "int4"}:
+        numbers, codes = last[decoding.WAYS[name].settings["format"]], last[name]
+        assert codes.counts["bytes_in_use"] == numbers.counts["bytes_in_use"]
+        assert lost[name] == pytest.approx(lost[numbers.settings["way"]], abs=1e-4)  # another order of additions
+        assert codes.check.partition(";")[2] == numbers.check.partition(";")[2]  # the next token
+
+
+def test_what_is_read_as_codes_is_predicted_without_numbers_in_between(bench):
+    for name in ("int8", "fp8", "int4"):
+        numbers, codes = (
+            decoding.predicted_way(bench.ceilings(), decoding.WAYS[way], "stdlib-3m", 1000, "fast")[0]
+            for way in (name, f"{name} as codes")
+        )
+        parts = [{o.name for o in costs.operations} for costs in (numbers, codes)]
+        assert parts[0] - parts[1] == {"dequantize", "store"} and parts[1] < parts[0]
+        assert codes.bytes_by_part["kv"] == numbers.bytes_by_part["kv"] and codes.bytes < numbers.bytes
+        read = codes.bytes_by_part["kv"] - 6 * 6 * 64 * 4  # L·H_kv·(D + D_v)·b of the new token, which is stored
+        config, how = CACHE_VARIANTS["stdlib-3m-mha"], decoding.WAYS[name].settings
+        assert read == kv_bytes(config, 1000, 4, kv="quantized", kv_settings=how)
+
+
+def test_a_way_that_cannot_be_had_is_left_out_by_name_with_the_reason(make, monkeypatch):
+    codes = {name: way for name, way in decoding.WAYS.items() if way.reads_codes}
+    here, left_out = decoding.ways_here("formats", "random-1b", "cuda")
+    assert list(here) == ["mha", "int8", "fp8", "int4"] and set(left_out) == set(codes)
+    assert all("is for CPUs, and this cache is on cuda" in reason for reason in left_out.values())
+    predicted = {"size": "random-1b", "compare": "formats", "largest_context": 64, "arrangement": "fast"}
+    assert set(decoding.predict_ways(PUBLISHED["h100-sxm"], **predicted)) == set(here)
+
+    monkeypatch.setattr(decoding, "why_not_codes", lambda dtype, device: "no compiler was found")
+    panel, reports = make("variants", compare="formats"), []
+    monkeypatch.setattr(panel.bench, "report", reports.append)
+    made = run_experiment("smaller.variants", {"compare": "formats", "largest_context": 64, "repeats": 1}, panel.bench)
+    assert {m.settings["way"] for m in made} == set(here)
+    words = f"Left out here: {'; '.join(way.title for way in codes.values())}. The reason: no compiler was found."
+    assert words in reports and words in panel.said and len(panel.view(panel.settings).rows) == len(here)
+
+
+def test_formats_are_drawn_each_in_its_colour_and_no_label_is_cut(make):
+    panel = make("variants", compare="formats", repeats=1)
+    panel.run()
+    names, view = decoding.ways_here("formats", "stdlib-3m", "cpu")[0], panel.view(panel.settings)
+    assert [row[0] for row in view.rows] == [decoding.WAYS[name].title for name in names]
+    assert set(lines_of(view.figure.axes[0])) == {COLOURS[name] for name in names}
+    assert cut_or_small(view.figure) == []
+    assert "Left out" not in panel.said or len(names) == 4
+
+
+def test_every_way_has_a_colour_and_a_mark_of_its_own():
+    assert len(set(COLOURS.values())) == len(COLOURS) and len(set(MARKS.values())) == len(MARKS)
 
 
 def test_the_prediction_of_a_run_is_the_one_that_is_drawn(bench):

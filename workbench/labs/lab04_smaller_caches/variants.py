@@ -16,7 +16,8 @@ from workbench.experiments.contract import Experiment, Setting
 from workbench.experiments.inputs import shape_of, text_ids, whole_text
 from workbench.instruments.costs import predict, prepared_on, step_costs
 from workbench.instruments.memory import require_bytes
-from workbench.kv import kv_for, make_kv, stored_dtype
+from workbench.kv import Quantized, kv_for, make_kv, stored_dtype
+from workbench.kv.quantized_codes import why_not_codes
 from workbench.labs.lab04_smaller_caches.inputs import StoringKV, reserved_bytes_for
 from workbench.models import prepare
 from workbench.models.assembly import fill, hollow_decoder, random_tensors
@@ -48,7 +49,8 @@ CHUNK = 128  # tokens that a cache is filled with at a time, so that Stop is hea
 GIVEN_UP = 0.5  # a lossy cache whose logits are off by this much of the largest is broken, not lossy
 
 
-DEQUANTIZED = {"attention": "sdpa"}  # also where a loop could read the codes: what that saves is lab 10's
+# A cache in few bits: every step makes numbers of all codes and attends over those, or a loop reads the codes.
+DEQUANTIZED, AS_CODES = {"attention": "sdpa"}, {"attention": "codes"}
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,15 @@ class Way:
     kv: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     exact: bool = True  # the same numbers as without a cache, but for rounding
+
+    @property
+    def reads_codes(self) -> bool:
+        return self.settings.get("attention") == "codes"
+
+    @property
+    def restores(self) -> bool:
+        """Whether every step makes keys and values of what is kept before it attends to them."""
+        return self.settings.get("attention") == "sdpa" or self.settings.get("form") == "expanded"
 
     def settings_but(self, *names: str) -> dict[str, Any]:
         return {name: value for name, value in self.settings.items() if name not in names}
@@ -80,13 +91,42 @@ WAYS = {
         Way("int8", "MHA in int8", "mha", "quantized", {"format": "int8", **DEQUANTIZED}, exact=False),
         Way("fp8", "MHA in fp8", "mha", "quantized", {"format": "fp8", **DEQUANTIZED}, exact=False),
         Way("int4", "MHA in int4", "mha", "quantized", {"format": "int4", **DEQUANTIZED}, exact=False),
+        *(
+            Way(
+                f"{name} as codes",
+                f"MHA in {name} read as codes",
+                "mha",
+                "quantized",
+                {"format": name, **AS_CODES},
+                exact=False,
+            )
+            for name in ("int8", "fp8", "int4")
+        ),
     )
 }
 COMPARISONS = {
     "variants": ("mha", "gqa", "mqa", "mla", "hybrid", "shared"),
     "forms of MLA": ("mha", "mla", "mla re-expanded", "mla kept expanded"),
-    "formats": ("mha", "int8", "fp8", "int4"),
+    "formats": ("mha", "int8", "fp8", "int4", "int8 as codes", "fp8 as codes", "int4 as codes"),
 }
+
+
+def ways_here(compare: str, size: str, device: str) -> tuple[dict[str, Way], dict[str, str]]:
+    """({name: way} of those that run on a device, {name: why} of the others), in the order of the comparison."""
+    ways = {name: WAYS[name] for name in COMPARISONS[compare]}
+    left_out: dict[str, str] = {}
+    if any(way.reads_codes for way in ways.values()):
+        reason = why_not_codes(stored_dtype(dtype_of_size(size), device), device)
+        left_out = {name: reason for name, way in ways.items() if way.reads_codes and reason}
+    return {name: way for name, way in ways.items() if name not in left_out}, left_out
+
+
+def words_left_out(left_out: Mapping[str, str]) -> list[str]:
+    """A sentence for each reason, with the ways that it keeps out."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in left_out.items():
+        by_reason.setdefault(reason, []).append(WAYS[name].title)
+    return [f"Left out here: {'; '.join(titles)}. The reason: {reason}." for reason, titles in by_reason.items()]
 
 
 # -- shapes ----------------------------------------------------------------------------------------------------
@@ -153,6 +193,7 @@ def predicted_step(
     arrangement: str = "fast",
 ) -> tuple[StepCosts, Prediction]:
     """(StepCosts, Prediction) of one new token for each of `sequences` sequences after `context` others."""
+    on_gpu = ceilings.of_gpu and not way.reads_codes  # the loop is a CPU's, whatever its speed is taken from
     costs = step_costs(
         config,
         new_tokens=[1] * sequences,
@@ -160,9 +201,9 @@ def predicted_step(
         logit_rows=sequences,
         weight_bytes_per_element=dtype.itemsize,
         kv=way.kv,
-        kv_bytes_per_element=stored_dtype(dtype, "cuda" if ceilings.of_gpu else "cpu").itemsize,
+        kv_bytes_per_element=stored_dtype(dtype, "cuda" if on_gpu else "cpu").itemsize,
         arrangement=prepared_on(ceilings, config) if arrangement == "fast" else arrangement,
-        kv_settings=way.settings_but("attention"),
+        kv_settings=way.settings,
     )
     return costs, predict(costs, ceilings, dtype)
 
@@ -176,15 +217,21 @@ def predicted_way(
 
 
 def predict_ways(
-    ceilings: Ceilings, *, size: str, compare: str, largest_context: int, arrangement: str, **_: Any
+    ceilings: Ceilings,
+    *,
+    size: str,
+    compare: str,
+    largest_context: int,
+    arrangement: str,
+    device: str | None = None,
+    **_: Any,
 ) -> dict[str, list[tuple[int, float, str]]]:
-    """{way: [(tokens remembered, seconds of a step, limit), …]}, for the contexts that a run measures."""
+    """{way: [(tokens remembered, seconds of a step, limit), …]}, for the contexts and the ways that a run on this
+    device measures. device None: one of the ceilings' kind."""
     _check_room(size, largest_context)
     found = {}
-    for name in COMPARISONS[compare]:
-        steps = [
-            (c, predicted_way(ceilings, WAYS[name], size, c, arrangement)[1]) for c in contexts_of(largest_context)
-        ]
+    for name, way in ways_here(compare, size, device or ("cuda" if ceilings.of_gpu else "cpu"))[0].items():
+        steps = [(c, predicted_way(ceilings, way, size, c, arrangement)[1]) for c in contexts_of(largest_context)]
         found[name] = [(c, p.seconds, p.limit) for c, p in steps]
     return found
 
@@ -221,6 +268,7 @@ class _Runner:
         self.bench, self.way, self.decoder, self.kv, self.text = bench, way, decoder, kv, text
         self.held = 0
         self.logits = torch.empty(0)  # [V] of the last step
+        self.cache_bytes_read = 0  # in it, by the loop over codes
 
     @torch.inference_mode()
     def remember(self, tokens: int) -> None:
@@ -234,9 +282,16 @@ class _Runner:
     @torch.inference_mode()
     def step(self) -> float:
         """Seconds of the next token; then the kv goes back to where it was, outside the clock."""
+        held, before = self.kv.bytes_in_use, self._read_by_loop()
         seconds = self.bench.measure(self._next, repeats=1, warmup=0)[0]
+        self.cache_bytes_read = self._read_by_loop() - before
+        if self.way is not None and self.way.reads_codes:
+            assert self.cache_bytes_read == held, (self.way.name, self.held, self.cache_bytes_read, held)
         self.kv.truncate(0, self.held)
         return seconds
+
+    def _read_by_loop(self) -> int:
+        return self.kv.bytes_read if isinstance(self.kv, Quantized) else 0
 
     def _next(self) -> None:
         self.logits = self._send(self.held, self.held + 1)[-1]
@@ -266,7 +321,10 @@ def run_decode(
 ) -> Iterator[Measurement]:
     """At each context, shortest first, one Measurement a way: samples are seconds of a step. The ways take turns."""
     _check_room(size, largest_context)
-    ways, ceilings = [WAYS[name] for name in COMPARISONS[compare]], bench.ceilings()
+    here, left_out = ways_here(compare, size, bench.device)
+    ways, ceilings = list(here.values()), bench.ceilings()
+    for words in words_left_out(left_out):
+        bench.report(words)
     variants = sorted({way.variant for way in ways} | ({yours_on} if kv is not None else set()))
     if SIZES[size]:
         _require_room(bench, size, variants, ways, largest_context)
@@ -341,6 +399,8 @@ def _measurement(bench, ceilings, runner: _Runner, samples, oracle, settings, co
         assert formula == kv.bytes_reserved, (way.name, formula, kv.bytes_reserved)
         about |= {"way": way.name, "variant": way.variant, "kv": way.kv}
         counts |= {**step_counts(costs), "bytes_reserved_formula": formula, "rows": len(samples)}
+        if way.reads_codes:
+            counts["cache_bytes_read_a_step"] = runner.cache_bytes_read
     difference = float((runner.logits.float() - oracle).abs().max() / oracle.abs().max())
     return bench.measurement(
         name="smaller.variants",
@@ -382,7 +442,8 @@ EXPERIMENT = Experiment(
     question="What does a decode step cost, variant by variant?",
     how="every kv is filled with the same held-out text (random tokens for random weights) and writes the next token "
     "again and again, the ways in turns, after a warm-up; its output is compared with one pass without a cache, its "
-    "reserved bytes with the formula. The prediction comes from the model's shape and this machine's ceilings.",
+    "reserved bytes with the formula, and what the loop over codes has read with what the cache holds. The prediction "
+    "comes from the model's shape and this machine's ceilings.",
     settings=(
         Setting(
             "size",

@@ -22,6 +22,9 @@ COLOURS = {
     "int8": "#B57A00",
     "fp8": "#855A00",
     "int4": "#573B00",
+    "int8 as codes": "#A3A32E",
+    "fp8 as codes": "#73741B",
+    "int4 as codes": "#45460E",
     "yours": style.LEARNER,
 }
 MARKS = {
@@ -36,6 +39,9 @@ MARKS = {
     "int8": "h",
     "fp8": "<",
     "int4": ">",
+    "int8 as codes": "H",
+    "fp8 as codes": "8",
+    "int4 as codes": "p",
     "yours": "*",
 }
 

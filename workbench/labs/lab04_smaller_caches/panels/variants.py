@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -13,7 +13,6 @@ from workbench.instruments.records import Measurement
 from workbench.kv import stored_dtype
 from workbench.labs.lab04_smaller_caches.panels.plots import COLOURS, MARKS, bars_of_ways
 from workbench.labs.lab04_smaller_caches.variants import (
-    COMPARISONS,
     EXPERIMENT,
     WAYS,
     contexts_of,
@@ -21,6 +20,8 @@ from workbench.labs.lab04_smaller_caches.variants import (
     predict_ways,
     reserved_bytes,
     variant_config,
+    ways_here,
+    words_left_out,
 )
 from workbench.panels import style
 from workbench.panels.base import Panel
@@ -40,11 +41,11 @@ class SmallerDecodePanel(Panel):
     experiment = EXPERIMENT
 
     def view(self, settings: dict[str, Any]) -> View:
-        expected = predict_ways(self.ceilings(), **settings)
+        expected = predict_ways(self.ceilings(), **settings, device=self.bench.device)
         made = self.made(settings, KNOBS)
         record = [m for m in self.record if m.settings["way"] in expected]
-        names = COMPARISONS[settings["compare"]]
-        titles = [WAYS[n].title for n in names]
+        ways, left_out = ways_here(settings["compare"], settings["size"], self.bench.device)
+        names, titles = list(ways), [way.title for way in ways.values()]
         kept = [self._bytes(name, settings) for name in names]
         reserved = ", ".join(f"{title} {readable_bytes(size)}" for title, size in zip(titles, kept))
         title = f"reserved for {settings['largest_context'] + 1:,} tokens"
@@ -73,7 +74,7 @@ class SmallerDecodePanel(Panel):
             ),
             caption=f"One new token after {settings['largest_context']:,} others, "
             + ("measured" if made else "predicted; Run measures"),
-            words=_words(settings, expected, made, names, kept),
+            words="\n".join([_words(settings, expected, made, names, kept), *words_left_out(left_out)]),
         )
 
     def _bytes(self, name: str, settings: dict[str, Any]) -> int:
@@ -161,13 +162,13 @@ def _measured(made: list[Measurement], names: Sequence[str]) -> list[str]:
     ]
     lines += [f"{WAYS[n].title} is {m.check}." for n, m in last.items() if not WAYS[n].exact]
     slower = [n for n, m in last.items() if m.counts["bytes_in_use"] < base.counts["bytes_in_use"] and gains[n] < 0.97]
-    brought_back = [n for n in slower if not WAYS[n].exact or n == "mla re-expanded"]
+    brought_back = [n for n in slower if WAYS[n].restores]
     others = [n for n in slower if n not in brought_back]
     if brought_back:
         lines.append(
             f"{listed([WAYS[n].title for n in brought_back])}: fewer bytes and yet slower here. What is kept in another"
             " form is brought back to keys and values before it is attended to, and that costs more than the bytes it"
-            " spares. A kernel that does both at once is needed (lab 10)."
+            f" spares. {_both_at_once(last)}"
         )
     if others:
         lines.append(
@@ -175,3 +176,10 @@ def _measured(made: list[Measurement], names: Sequence[str]) -> list[str]:
             " or more arithmetic, than those bytes are worth on this machine at this size."
         )
     return lines
+
+
+def _both_at_once(measured: Iterable[str]) -> str:
+    loops = [WAYS[name].title for name in measured if WAYS[name].reads_codes]
+    if not loops:
+        return "A kernel that does both at once is needed (lab 10)."
+    return f"A loop that does both at once writes no copy: {listed(loops)}."
