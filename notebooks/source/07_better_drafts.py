@@ -1179,8 +1179,8 @@ def a_pass(shape, texts, rows, context, **kv):
         contexts=[context] * texts,
         logit_rows=texts * rows,
         weight_bytes_per_element=2,
-        arrangement="fast",
-        **{"kv": "contiguous", **kv},
+        arrangement="kernels",  # as the engine runs on a GPU: one attention kernel a layer
+        **{"kv": "paged", **kv},
     )
     return predict(costs, PUBLISHED["h100-sxm"], "bfloat16").seconds
 
@@ -1235,7 +1235,7 @@ say(
 # %% [markdown]
 # ## Long contexts: a batch that helps
 #
-# In a large batch speculation loses, because rows cost time (lab 06). **MagicDec** (R. Sadhukhan, J. Chen and others,
+# In a large batch speculation gains little or loses, because rows cost time (lab 06). **MagicDec** (R. Sadhukhan, J. Chen and others,
 # 2024, [arXiv 2408.11049](https://arxiv.org/abs/2408.11049)) noticed that this holds for short contexts only. Weights
 # are read once for the whole batch, but every sequence has keys and values of its own. With long contexts these become
 # most of what a step reads as the batch grows: the step stays bandwidth-bound, and a verification reads them once for
@@ -1270,7 +1270,7 @@ answer = "larger" if many > 1.1 * alone else "smaller" if many < alone / 1.1 els
 long_guess.compare(answer, how="computed")
 
 # %% jupyter={"source_hidden": true}
-assert gains[1024, 256][1] < 1 < gains[32_768, 256][2] and gains[32_768, 1][3] < 1 < gains[32_768, 128][3]
+assert gains[1024, 256][1] < 1.1 and gains[32_768, 256][2] > 2 and gains[32_768, 1][3] < 1 < gains[32_768, 128][3]
 rows = [
     [
         f"{context:,}",
