@@ -361,6 +361,13 @@ class FastDecoder:
         return sum(layer.weight_bytes for layer in self._layers) + self._head.weight_bytes
 
     @property
+    def step_weight_bytes(self) -> int:
+        """The same of a step of one token: where it is compiled its matrices lie in forms of their own."""
+        if self._steps is None or self._steps.why_not:
+            return self.weight_bytes
+        return sum(layer.weight_bytes for layer in self._steps.layers) + self._steps.head.weight_bytes
+
+    @property
     def forms(self) -> dict[str, str]:
         """How each matrix is held, in a few words: {"layers.0.qkv": "packed", …, "head": "packed"}."""
         found = {

@@ -23,6 +23,7 @@ def main(path: str, settings: dict) -> None:
     params.n_ctx, params.n_parallel, params.n_gpu_layers = settings["context"], 1, 0
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = settings["threads"]
     params.cache_prompt, params.verbosity = False, -1
+    params.cache_ram_mib = 0  # else it keeps a copy of the request before, inside the time of the next
     if settings["exact"]:  # its flash attention on a CPU moves logits by about 1e-2, even in float32
         params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
         params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32

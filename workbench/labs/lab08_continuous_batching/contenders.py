@@ -27,7 +27,7 @@ import torch
 from workbench.errors import WorkbenchError
 from workbench.generation import generate
 from workbench.labs.lab03_kv_cache.gguf_file import INSTALL, write_gguf
-from workbench.labs.lab03_kv_cache.peers import PeerProcess
+from workbench.labs.lab03_kv_cache.peer_engines import PeerProcess
 from workbench.models.checkpoints import save_checkpoint
 from workbench.serving.engine import Engine
 from workbench.serving.load import Arrival, requests_of
