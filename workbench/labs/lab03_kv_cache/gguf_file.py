@@ -62,7 +62,7 @@ def write_gguf(model: Decoder, path: Path, weights: torch.dtype | str) -> Path:
         )
     if weights not in (torch.float32, torch.bfloat16, *FEW_BITS):
         raise unknown("weights of a GGUF file", str(weights).removeprefix("torch."), ("float32", "bfloat16", *FEW_BITS))
-    odd = {one.weight.shape[-1] for _, one, _ in _places(model) if one.weight.shape[-1] % BLOCK}
+    odd = {width for _, one, _ in _places(model) if (width := _weight(one).shape[-1]) % BLOCK}
     if weights in FEW_BITS and odd:
         raise WorkbenchError(
             f"{weights} stores rows in blocks of {BLOCK} weights, and {model.name} has rows of {min(odd)}"
@@ -83,7 +83,7 @@ def write_gguf(model: Decoder, path: Path, weights: torch.dtype | str) -> Path:
     writer.add_vocab_size(c.vocab_size)
     _add_vocabulary(writer, c.vocab_size)
     for name, module, heads in _places(model):
-        tensor = module.weight.detach()
+        tensor = _weight(module)
         tensor = _neighbours(tensor, heads) if heads else tensor
         stored = _type_of(name, tensor, weights, tied=c.tie_embeddings)
         if stored == "BF16":
@@ -162,6 +162,12 @@ def _places(model: Decoder) -> Iterator[tuple[str, nn.Module, int]]:
         yield f"{at}.ffn_gate.weight", mlp.gate, 0
         yield f"{at}.ffn_up.weight", mlp.up, 0
         yield f"{at}.ffn_down.weight", mlp.down, 0
+
+
+def _weight(module: nn.Module) -> torch.Tensor:
+    weight = module.weight
+    assert isinstance(weight, torch.Tensor)
+    return weight.detach()
 
 
 def _neighbours(weight: torch.Tensor, heads: int) -> torch.Tensor:

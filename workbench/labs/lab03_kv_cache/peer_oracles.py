@@ -71,7 +71,7 @@ class Oracle:
 @contextlib.contextmanager
 def rounded_inputs(decoder: Decoder, *, head: bool) -> Iterator[None]:
     """Inside, the linears of the layers (and the head) multiply inputs that were rounded to 8 bits."""
-    linears = [one for one in decoder.layers.modules() if isinstance(one, nn.Linear)]
+    linears = [one for layer in decoder.layers for one in layer.modules() if isinstance(one, nn.Linear)]
     hooks = [
         one.register_forward_pre_hook(lambda _, given: (in_8_bits(given[0]),))
         for one in [*linears, *([decoder.head] if head else [])]
