@@ -175,8 +175,8 @@ def test_more_new_tokens_than_the_loop_takes_cost_what_dequantizing_costs():
     few, both = (counted(config, "quantized", CODES, new, [40] * len(new)) for new in ([3], [3, 20]))
     alone = counted(config, "quantized", CODES, [20], [40])
     for part in ("kv_bytes", "flops", "heads", "launches"):
-        found = [getattr(c.operation("attention"), part) for c in (few, alone, both)]
-        assert found[0] + found[1] == found[2], part
+        bytes_of = [getattr(c.operation("attention"), part) for c in (few, alone, both)]
+        assert bytes_of[0] + bytes_of[1] == bytes_of[2], part
     assert both.operation("attention").count == config.num_layers
 
 

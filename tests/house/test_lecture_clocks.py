@@ -38,7 +38,7 @@ REVIEWED = {  # lecture: {beginning of the condition: why}
     },
     "05": {"1.5 < both_sides < 2": SHEET, "all(m.median <= m.predicted for m in tried)": COUNTED},
     "06": {"predicted[1][1] > predicted[256][1]": SHEET},
-    "07": {"gains[1024, 256][1] < 1 <": SHEET},
+    "07": {"gains[1024, 256][1] < 1.1 and": SHEET},
     "08": {
         "all({name: one.token_ids for": COUNTED,
         "[row[1] for row in rows] == [LONG + 7": COUNTED,

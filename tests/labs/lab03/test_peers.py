@@ -178,7 +178,7 @@ def best_of(count: int, name: str) -> str:
 
 
 def test_few_bits_run_beside_the_two_that_ratios_are_to_and_every_token_is_the_oracles(few_bits):
-    found = of(few_bits[0], "token")
+    measured = of(few_bits[0], "token")
     ours = [
         f"ours, {bits} bits{inputs}, {dtype}"
         for dtype in ("float32", "bfloat16")
@@ -190,23 +190,23 @@ def test_few_bits_run_beside_the_two_that_ratios_are_to_and_every_token_is_the_o
         for name in ("q8_0", "q4_0")
         for cache in ("float32 cache, no flash attention", "its defaults")
     ]
-    assert list(found) == ["ours, float32", BASELINE, *ours, *(theirs if has_llama_cpp() else [])]
-    for name, m in found.items():
+    assert list(measured) == ["ours, float32", BASELINE, *ours, *(theirs if has_llama_cpp() else [])]
+    for name, m in measured.items():
         assert best_of(8, name) in m.check and len(m.samples) == 2
         assert ("is granted" in m.check) == ("inputs in 8 bits" in name or "llama.cpp" in name)
         assert ("C++ kernel for" in m.check) == (name in ours)
         assert m.counts["times_as_fast_as_transformers"] > 0 and (m.predicted is not None) == name.startswith("ours")
     if has_llama_cpp():
-        mine, other = found["ours, 4 bits, float32"], found["llama.cpp, float32 cache, no flash attention, q4_0"]
+        mine, other = measured["ours, 4 bits, float32"], measured["llama.cpp, float32 cache, no flash attention, q4_0"]
         ratios = [b / a for a, b in zip(mine.samples, other.samples)]
         assert mine.counts["times_as_fast_as_llama_cpp"] == statistics.median(ratios)
 
 
 def test_weight_bytes_are_those_of_the_codes_and_of_the_file(few_bits, folder):
-    model, found = load(folder), of(few_bits[0], "token")
+    model, measured = load(folder), of(few_bits[0], "token")
     linears = sum(one.weight.numel() for one in model.layers.modules() if isinstance(one, torch.nn.Linear))
     head, row, norms = model.head.weight.numel(), 128, 128 * (2 * model.config.num_layers + 1)
-    for name, m in found.items():
+    for name, m in measured.items():
         size, format = 2 if "bfloat16" in name else 4, m.settings.get("format")
         per_code = size if format is None else 8.5 / 8 if "8" in format else 4.5 / 8
         wanted = linears * per_code + (head + row + norms) * size
@@ -218,15 +218,15 @@ def test_weight_bytes_are_those_of_the_codes_and_of_the_file(few_bits, folder):
 
 
 def test_the_first_token_is_timed_counted_and_held_to_the_oracle(few_bits, folder):
-    found, shape = of(few_bits[0], "first token"), load(folder).config
-    assert list(found) == list(of(few_bits[0], "token"))
+    measured, shape = of(few_bits[0], "first token"), load(folder).config
+    assert list(measured) == list(of(few_bits[0], "token"))
     flops = prefill_costs(shape, batch=1, prompt=40, weight_bytes_per_element=4).flops
-    for name, m in found.items():
+    for name, m in measured.items():
         assert (m.settings["prompt_tokens"], m.settings["new_tokens"], m.unit) == (40, 1, "s")
         assert best_of(1, name) in m.check and len(m.samples) == 2
         assert m.counts["flops"] == flops and m.counts["rows"] == 40
         assert ("share_of_matmul_rate" in m.counts) == name.startswith("ours") == (m.predicted is not None)
-    assert found[BASELINE].counts["times_as_fast_as_transformers"] == 1.0
+    assert measured[BASELINE].counts["times_as_fast_as_transformers"] == 1.0
 
 
 def test_what_cannot_run_is_left_out_by_name_with_the_reason(folder, tmp_path, monkeypatch):
@@ -333,10 +333,10 @@ def test_dequantized_weights_are_in_a_model_of_their_own():
 
 
 def test_the_weights_of_a_compiled_step_are_counted_as_they_lie_there(folder):
-    found = {one.name: one for one in contenders(folder, [])}
+    measured = {one.name: one for one in contenders(folder, [])}
     for bits in (8, 4):  # beside bfloat16 a compiled step holds its scales in float32
-        assert found[f"ours, {bits} bits, bfloat16"].element_bytes["linear_bytes_per_element"] == (bits + 0.5) / 8
-        compiled = found[f"ours, compiled, {bits} bits, bfloat16"]
+        assert measured[f"ours, {bits} bits, bfloat16"].element_bytes["linear_bytes_per_element"] == (bits + 0.5) / 8
+        compiled = measured[f"ours, compiled, {bits} bits, bfloat16"]
         assert compiled.element_bytes["linear_bytes_per_element"] == (bits + 1) / 8
         assert compiled.counted(asked_step(compiled, load(folder).config)).launches == 0
 

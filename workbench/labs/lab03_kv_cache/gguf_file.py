@@ -1,11 +1,11 @@
 """A model as a GGUF file, llama.cpp's own format, so that llama.cpp can run the very same weights beside ours.
 
-In few bits a matrix is stored in blocks of 32 weights of a row with a scale in float16: 8 bits each in q8_0 (8.5 bits a
-weight in all), 4 in q4_0 (4.5). What is stored how is what llama.cpp's own quantizer does: norms stay float32, and the
-matrix of the output is q8_0 in both. Where the output has no matrix of its own that is the embedding; else the
-embedding, of which a step reads a row, is q4_0 in a file of q4_0. Two things its quantizer would do otherwise are
+In few bits a matrix is stored in blocks of 32 weights of a row with a scale in float16: 8 bits each in q8_0 (8.5 bits
+per weight in all), 4 in q4_0 (4.5). What is stored how is what llama.cpp's own quantizer does: norms stay float32, and
+the matrix of the output is q8_0 in both. Where the output has no matrix of its own that is the embedding; else the
+embedding, of which a step needs one row, is q4_0 in a file of q4_0. Two things its quantizer would do otherwise are
 missing, because the package gguf cannot write them: q6_K for the output of a file of q4_0, where its rows are multiples
-of 256 (6.6 bits a weight, here 8.5), and q4_K, which has the 4.5 bits of q4_0 and wants such rows too.
+of 256 (6.6 bits per weight, here 8.5), and q4_K, which has the 4.5 bits of q4_0 and wants such rows too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The contenders of cache.peers: ours, transformers and llama.cpp, each with its weights in float32, bfloat16 or few
 bits.
 
-    format      ours                                  llama.cpp   bits a weight
+    format      ours                                  llama.cpp   bits per weight
     float32     `prepare`, eager and compiled         float32     32
     bfloat16    the same                              bfloat16    16
     8 bits      `quantize`, RTN in groups of 32       q8_0        8.5
@@ -72,7 +72,7 @@ class Engine:
     """One contender.
 
     run(prompt, new_tokens) -> its tokens; timed by the caller, unless it is a process that times itself.
-    format: see the module. Engines of one format have the same bits a weight. dtype: of what its tokens are granted.
+    format: see the module. Engines of one format have the same bits per weight. dtype: of what its tokens are granted.
     oracle: makes the plain Decoder that its tokens are held against; engines that share the function share it.
     element_bytes: what the cost model is to know of it. weight_bytes: that a step reads, where the file says so.
     rounded: the products whose inputs it rounds to 8 bits, see `peer_oracles`. about: more settings of a Measurement.
@@ -196,7 +196,7 @@ def _ours_in_few_bits(bench: Bench, model: str, decoder: Decoder, compiled: bool
 
 
 def recipe(bits: int) -> QuantizationRecipe:
-    """A code and its share of a scale: bits + 0.5 bits a weight."""
+    """A code and its share of a scale: bits + 0.5 bits per weight."""
     return QuantizationRecipe("rtn", bits, GROUP, {"symmetric": True})
 
 

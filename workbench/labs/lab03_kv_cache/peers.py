@@ -143,8 +143,8 @@ def run_peers(
     ceilings = bench.ceilings()
     with contextlib.ExitStack() as stack:
         chosen: dict[str, Any] = {"weights": weights, "peers": peers, "compiled": compiled, "context": context}
-        found = engines(bench, stack, model, decoder, **chosen)
-        every = sorted(found, key=lambda engine: engine.format in BITS)  # those of one oracle together
+        contenders = engines(bench, stack, model, decoder, **chosen)
+        every = sorted(contenders, key=lambda engine: engine.format in BITS)  # those of one oracle together
         every, reads, read_bytes = _in_rounds(bench, every, asked, rounds)
         settings = plain({"model": model})
         yield bench.measurement(
@@ -249,7 +249,7 @@ def predict_peers(
     ceilings: Ceilings, *, model, weights: str, prompt_tokens: int, new_tokens: int, **_: Any
 ) -> list[tuple[float, float, str]]:
     """(bytes per weight, seconds per token, limit) of our formats, eager, those with the fewest bytes last."""
-    shape, found = shape_of(model), []
+    shape, points = shape_of(model), []
     formats = [None] * (weights != "few bits") + list(BITS.values()) * (weights != "as trained")
     for dtype in DTYPES:
         for bits in formats:
@@ -263,8 +263,8 @@ def predict_peers(
             )
             prediction = predict(costs, ceilings, dtype)
             per_weight = costs.bytes_by_part["weights"] / weights_read(shape, 1, 1)
-            found.append((per_weight, prediction.seconds, prediction.limit))
-    return sorted(found, key=lambda point: -point[0])
+            points.append((per_weight, prediction.seconds, prediction.limit))
+    return sorted(points, key=lambda point: -point[0])
 
 
 EXPERIMENT = Experiment(
@@ -276,7 +276,7 @@ EXPERIMENT = Experiment(
         "medians over the rounds; tokens are held against the plain decoder without a cache, in few bits with the "
         "dequantized weights; two threads each; llama.cpp in a process that is stopped while another is timed. Few "
         "bits are 8 and 4 in groups of 32 with a scale: llama.cpp's q8_0 and q4_0. q4_K, which many files are in, "
-        "wants rows that are multiples of 256; q4_0 has the same 4.5 bits a weight and stands for it. A prediction "
+        "wants rows that are multiples of 256; q4_0 has the same 4.5 bits per weight and stands for it. A prediction "
         "has the bytes of codes in it, not what turning them into numbers costs."
     ),
     settings=(
