@@ -67,6 +67,10 @@ class StepCosts:
     attention_rectangle_flops: int  # in place of "attention", for attention that masks instead of skipping
     rows: int  # N
 
+    def in_one_call(self) -> StepCosts:
+        """The same work by compiled code that starts nothing: no launches, and no kernels."""
+        return replace(self, operations=tuple(replace(o, launches=0, kernels=0) for o in self.operations))
+
     @property
     def flops_by_part(self) -> dict[str, int]:
         """ "projections" (q, k, v, o, and to and from latents), "attention", "mlp", "head"."""

@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -105,9 +105,7 @@ class Engine:
 
     def counted(self, costs: StepCosts) -> StepCosts:
         """Steps of one compiled call start nothing."""
-        if self.compiled is None or costs.rows > 1:
-            return costs
-        return replace(costs, operations=tuple(replace(o, launches=0, kernels=0) for o in costs.operations))
+        return costs if self.compiled is None or costs.rows > 1 else costs.in_one_call()
 
 
 def engines(

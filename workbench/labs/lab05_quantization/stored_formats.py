@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -109,7 +109,7 @@ def predicted_step(
         arrangement="fast" if arrangement == "compiled" else prepared_on(ceilings, config),
     )
     if arrangement == "compiled":
-        costs = replace(costs, operations=tuple(replace(o, launches=0, kernels=0) for o in costs.operations))
+        costs = costs.in_one_call()
     return costs, predict(costs, ceilings, dtype)
 
 
