@@ -53,7 +53,8 @@ def drafts() -> Iterator[tuple[ModelDraft, ModelDraft]]:
 def test_the_chain_is_the_one_that_distributions_give_round_after_round():
     for steps, plain in drafts():
         ids = text(9)
-        for limit, kept in ((4, 4), (4, 2), (1, 1), (3, 0), (4, 4)):  # how many of the proposal the target takes
+        # kept: how many of the proposal the target takes; alone: tokens that come then without the draft being asked
+        for limit, kept, alone in ((4, 4, 0), (4, 2, 0), (1, 1, 0), (3, 0, 5), (4, 1, 3), (4, 4, 0)):
             mine, theirs = steps.propose([ask(ids, limit)])[0], plain.propose([ask(ids, limit)])[0]
             assert mine.tokens == theirs.tokens and mine.is_chain and len(mine) == limit
             assert mine.confidences == pytest.approx([float(one) for one in theirs.confidences], rel=1e-4)
@@ -61,6 +62,7 @@ def test_the_chain_is_the_one_that_distributions_give_round_after_round():
             assert (steps.model_calls, steps.rows_processed) == (plain.model_calls, plain.rows_processed)
             assert steps._remembered == plain._remembered and steps._kv.lengths == plain._kv.lengths
             ids = [*ids, *mine.tokens[:kept], (mine.tokens[min(kept, limit - 1)] + 1) % CONFIG.vocab_size]
+            ids += text(alone, seed=alone)
 
 
 def test_a_token_is_one_call_and_nothing_is_drawn(monkeypatch):
