@@ -56,7 +56,10 @@ def test_the_chain_is_the_one_that_distributions_give_round_after_round():
         # kept: how many of the proposal the target takes; alone: tokens that come then without the draft being asked
         for limit, kept, alone in ((4, 4, 0), (4, 2, 0), (1, 1, 0), (3, 0, 5), (4, 1, 3), (4, 4, 0)):
             mine, theirs = steps.propose([ask(ids, limit)])[0], plain.propose([ask(ids, limit)])[0]
-            assert mine.tokens == theirs.tokens and mine.is_chain and len(mine) == limit
+            [fresh] = ModelDraft(random_decoder(CONFIG)).propose(
+                [ask(ids, limit)]
+            )  # remembers nothing that may be wrong
+            assert mine.tokens == theirs.tokens == fresh.tokens and mine.is_chain and len(mine) == limit
             assert mine.confidences == pytest.approx([float(one) for one in theirs.confidences], rel=1e-4)
             assert not mine.distributions and len(theirs.distributions) == limit
             assert (steps.model_calls, steps.rows_processed) == (plain.model_calls, plain.rows_processed)
