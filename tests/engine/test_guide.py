@@ -604,6 +604,19 @@ def test_a_pattern_that_asks_for_too_much_work_is_refused(pattern, shipped, limi
         Guide.regex(pattern, shipped)
 
 
+def test_on_a_busy_machine_the_first_text_is_still_tried_to_its_end(shipped, monkeypatch):
+    """What the pattern asks for comes 30 tokens into a text, by when a busy machine has used up the time of all."""
+    slow = itertools.count(step=guide_trial.WALKING_SECONDS / 20)
+
+    def try_out(tokenizer_json: str, ends: Sequence[int], plain: str, forcing: str) -> str | None:
+        request = {"tokenizer": tokenizer_json, "ends": list(ends), "plain": plain, "forcing": forcing}
+        return guide_trial.trouble(llguidance, request, lambda: next(slow))
+
+    monkeypatch.setattr(guide_trial, "try_out", try_out)
+    with pytest.raises(WorkbenchError, match="too many expressions"):
+        Guide.regex(HOSTILE[-1], shipped)
+
+
 @pytest.mark.parametrize("pattern", ["(a+)+$", "(a|a)*b", "(a{1,1000}){1,1000}", "(.*a){20}.{20}", "a{0,100000}"])
 def test_patterns_that_are_catastrophes_elsewhere_are_none_here(pattern, shipped):
     assert Guide.regex(pattern, shipped).begin().allowed(shipped.encode("aaa")).any()

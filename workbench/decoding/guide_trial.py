@@ -18,7 +18,8 @@ from types import ModuleType
 from typing import Any
 
 CPU_SECONDS = 0.5  # of processor time, once the tokenizer is read: a busy machine is slower by this clock, too
-WALKING_SECONDS = 0.06  # of it, after which no further step is tried
+FIRST_WALK_SECONDS = 0.25  # of it, after which the first text is not gone on with: a busy machine still ends it
+WALKING_SECONDS = 0.06  # of it, after which no further text is tried
 WALKS, WALK_TOKENS = 8, 48
 WALL_SECONDS = 5.0  # the last resort; the only limit where processor time cannot be limited (Windows)
 MEMORY_BYTES = 2 << 30
@@ -52,10 +53,11 @@ def trouble(llguidance: ModuleType, request: dict[str, Any], seconds: Callable[[
     """
     tokenizer = make_tokenizer(llguidance, request["tokenizer"], request["ends"])
     limit_this_process()
-    last = seconds() + WALKING_SECONDS
+    began = seconds()
     matchers = [make_matcher(llguidance, tokenizer, request[form]) for form in ("plain", "forcing")]
     chance = random.Random(0)
-    for _ in range(WALKS):
+    for walk in range(WALKS):
+        last = began + (WALKING_SECONDS if walk else FIRST_WALK_SECONDS)
         text: list[int] = []
         while True:
             tokens = [token for token in may_follow(matchers[0]) if token not in request["ends"]]

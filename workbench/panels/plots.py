@@ -108,11 +108,6 @@ def flop_words(flops: float) -> str:
     return f"{flops:.3g} FLOP"
 
 
-def listed(parts: Sequence[str]) -> str:
-    """'a', 'a and b', 'a, b and c'."""
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
-
-
 def matching(measurements: Sequence[Measurement], *, unit: str | None = None, **settings: object) -> list[Measurement]:
     """Those in that unit, taken with these settings."""
     return [m for m in measurements if (unit is None or m.unit == unit) and same_knobs(m, settings)]

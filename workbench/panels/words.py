@@ -11,6 +11,11 @@ from workbench.instruments.records import Measurement
 from workbench.panels.style import milliseconds
 
 
+def listed(parts: Sequence[str]) -> str:
+    """'a', 'a and b', 'a, b and c'."""
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
 def spread_words(m: Measurement | None) -> str:
     """'12.1 ms (11.9 to 13 ms)'; one sample has no spread, and what is not measured no words."""
     if m is None:

@@ -38,7 +38,8 @@ from workbench.models.recipes import CACHE_VARIANTS
 from workbench.models.training import initialize
 from workbench.notebook_source import find_sources, read_source
 from workbench.panels import style
-from workbench.panels.plots import flop_words, listed
+from workbench.panels.plots import flop_words
+from workbench.panels.words import listed
 
 SMALL = {  # settings under which each experiment runs in a second
     "smaller.variants": {"largest_context": 64, "repeats": 2},

@@ -15,7 +15,7 @@ from workbench.models.seeds import (
     tokens_seen,
     trained_longer,
 )
-from workbench.panels.plots import listed
+from workbench.panels.words import listed
 
 SEED = 0
 MHA = VARIANTS[0]

@@ -31,9 +31,10 @@ from workbench.models.decoder import Decoder
 from workbench.panels import html, style
 from workbench.panels.base import Panel
 from workbench.panels.chart import Axis, Bar, Bars, Drawing, view
-from workbench.panels.plots import PALE, empty, flop_words, listed, matching, write_centred, write_middle
+from workbench.panels.plots import PALE, empty, flop_words, matching, write_centred, write_middle
 from workbench.panels.stage import tell
 from workbench.panels.view import View
+from workbench.panels.words import listed
 
 SHARES = LinearSegmentedColormap.from_list("shares", ["#FFFFFF", style.TARGET])
 MAX_NAMED = 14  # tokens beside the picture that have room for a name each

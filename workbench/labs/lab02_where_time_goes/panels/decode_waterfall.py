@@ -26,11 +26,11 @@ from workbench.labs.lab02_where_time_goes.ways import DECODER, ONE_CALL, PACKED,
 from workbench.panels import style
 from workbench.panels.base import Panel
 from workbench.panels.chart import Axis, Drawing, view
-from workbench.panels.plots import LOST, PALE, listed, name
+from workbench.panels.plots import LOST, PALE, name
 from workbench.panels.stage import tell
 from workbench.panels.style import milliseconds
 from workbench.panels.view import View
-from workbench.panels.words import OFF_BY, spread_words
+from workbench.panels.words import OFF_BY, listed, spread_words
 
 COLOURS = {
     CAUSES[DECODER]: "#3B2066",

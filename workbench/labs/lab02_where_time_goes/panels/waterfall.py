@@ -16,10 +16,10 @@ from workbench.labs.lab02_where_time_goes.waterfall import EXPERIMENT, PARTS, pa
 from workbench.panels import style
 from workbench.panels.base import Panel
 from workbench.panels.chart import Axis, Drawing, view
-from workbench.panels.plots import PALE, listed, name
+from workbench.panels.plots import PALE, name
 from workbench.panels.style import milliseconds
 from workbench.panels.view import View
-from workbench.panels.words import gaps, spread_words
+from workbench.panels.words import gaps, listed, spread_words
 
 COLOURS = {
     "bytes": style.WEIGHTS,

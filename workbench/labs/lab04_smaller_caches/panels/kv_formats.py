@@ -19,9 +19,9 @@ from workbench.labs.lab04_smaller_caches.panels.plots import COLOURS
 from workbench.panels import style
 from workbench.panels.base import Panel
 from workbench.panels.chart import Drawing, table, view
-from workbench.panels.plots import listed, matching, nothing
+from workbench.panels.plots import matching, nothing
 from workbench.panels.view import View
-from workbench.panels.words import recorded_label
+from workbench.panels.words import listed, recorded_label
 
 SCHEME_COLOURS = {"per channel": style.TARGET, "per token": COLOURS["mla re-expanded"]}
 TENSORS = ("keys", "values")

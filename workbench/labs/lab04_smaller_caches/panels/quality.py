@@ -23,9 +23,9 @@ from workbench.models.seeds import above, losses_by_seed, pooled, shipped_tokens
 from workbench.panels import style
 from workbench.panels.chart import Drawing, table, view
 from workbench.panels.knobs import KnobPanel
-from workbench.panels.plots import NOTE, PALE, listed, matching, round_ticks
+from workbench.panels.plots import NOTE, PALE, matching, round_ticks
 from workbench.panels.view import View
-from workbench.panels.words import recorded_label
+from workbench.panels.words import listed, recorded_label
 
 MB = 10**6
 

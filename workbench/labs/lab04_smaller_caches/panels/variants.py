@@ -27,10 +27,10 @@ from workbench.panels import style
 from workbench.panels.base import Panel
 from workbench.panels.chart import VALUES, Axis, Chart, Drawing, Series, measured, predicted, recorded, table, view
 from workbench.panels.limits import LIMIT_WORDS
-from workbench.panels.plots import listed, matching
+from workbench.panels.plots import matching
 from workbench.panels.style import milliseconds
 from workbench.panels.view import View
-from workbench.panels.words import beside_prediction, recorded_label, spread_words
+from workbench.panels.words import beside_prediction, listed, recorded_label, spread_words
 
 KNOBS = ("size", "compare", "largest_context", "arrangement")
 

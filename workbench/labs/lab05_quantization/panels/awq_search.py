@@ -16,8 +16,9 @@ from workbench.labs.lab05_quantization.panels.plots import COLOURS
 from workbench.panels import style
 from workbench.panels.chart import Axis, Chart, Drawing, Series, line, table, view
 from workbench.panels.knobs import KnobPanel
-from workbench.panels.plots import listed, matching, nothing
+from workbench.panels.plots import matching, nothing
 from workbench.panels.view import View
+from workbench.panels.words import listed
 
 LINEARS = ("q, k, v", "o", "gate, up", "down")
 LINES = {"q, k, v": style.WEIGHTS, "o": style.CACHE, "gate, up": style.COMPUTE, "down": style.TARGET}

@@ -21,9 +21,9 @@ from workbench.labs.lab05_quantization.panels.plots import COLOURS, MARKS
 from workbench.panels import style
 from workbench.panels.base import Panel
 from workbench.panels.chart import Axis, Chart, Drawing, line, table, view
-from workbench.panels.plots import listed, matching, write_middle
+from workbench.panels.plots import matching, write_middle
 from workbench.panels.view import View
-from workbench.panels.words import recorded_label
+from workbench.panels.words import listed, recorded_label
 
 KNOBS = ("channels", "factor", "group", "threshold", "alpha", "context", "passages")
 LOOKS: dict[str, dict[str, Any]] = {

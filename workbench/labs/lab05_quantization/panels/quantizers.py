@@ -25,10 +25,10 @@ from workbench.models.config import ModelConfig
 from workbench.panels import style
 from workbench.panels.chart import Axis, Drawing, table, view
 from workbench.panels.knobs import KnobPanel
-from workbench.panels.plots import listed, mark, matching, nothing
+from workbench.panels.plots import mark, matching, nothing
 from workbench.panels.style import milliseconds
 from workbench.panels.view import View
-from workbench.panels.words import recorded_label
+from workbench.panels.words import listed, recorded_label
 
 SMALL = 1e-3  # of the perplexity: below it the axis is linear, since differences have either sign
 FULL = (REFERENCE, HALF)

@@ -19,10 +19,10 @@ from workbench.labs.lab05_quantization.stored_formats import (
 from workbench.panels import style
 from workbench.panels.base import Panel
 from workbench.panels.chart import Axis, Bar, Bars, table, view
-from workbench.panels.plots import FORMAT_COLOURS, listed, matching
+from workbench.panels.plots import FORMAT_COLOURS, matching
 from workbench.panels.style import milliseconds
 from workbench.panels.view import View
-from workbench.panels.words import spread_words
+from workbench.panels.words import listed, spread_words
 
 KNOBS = ("context", "group", "arrangement")
 COLOURS = {**FORMAT_COLOURS, "int8, float32 inputs": FORMAT_COLOURS["int8"]}

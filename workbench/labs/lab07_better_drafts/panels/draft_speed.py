@@ -11,9 +11,9 @@ from workbench.labs.lab07_better_drafts.panels.plots import DYNAMIC, times, titl
 from workbench.panels import style
 from workbench.panels.base import Panel
 from workbench.panels.chart import Axis, Bar, Bars, count, table, view
-from workbench.panels.plots import listed, matching
+from workbench.panels.plots import matching
 from workbench.panels.view import View
-from workbench.panels.words import recorded_label
+from workbench.panels.words import listed, recorded_label
 
 LOSES = 0.98
 ROW = 0.27  # inches a bar

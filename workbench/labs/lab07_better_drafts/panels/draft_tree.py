@@ -20,9 +20,10 @@ from workbench.labs.lab07_better_drafts.panels.plots import title_of
 from workbench.panels import html, style
 from workbench.panels.chart import Drawing, table, view
 from workbench.panels.knobs import PlayPanel
-from workbench.panels.plots import LOST, PALE, cell, empty, listed, write_centred, write_middle
+from workbench.panels.plots import LOST, PALE, cell, empty, write_centred, write_middle
 from workbench.panels.stage import tell
 from workbench.panels.view import View
+from workbench.panels.words import listed
 
 KNOBS = ("drafter", "branching", "texts", "prompt", "temperature", "new_tokens", "seed")
 STAGES = ("drafted", "verified", "accepted")

@@ -27,8 +27,9 @@ from workbench.labs.lab08_continuous_batching.scheduler_steps import (
 from workbench.panels import style
 from workbench.panels.chart import Drawing, table, view
 from workbench.panels.knobs import PlayPanel
-from workbench.panels.plots import LOST, PALE, cell, empty, legend_above, listed
+from workbench.panels.plots import LOST, PALE, cell, empty, legend_above
 from workbench.panels.view import View
+from workbench.panels.words import listed
 from workbench.serving.arrivals import Arrival
 
 STATES = ("", "waits", "prompt", "computed again", "decode", "on the host", "no budget left", "padding")

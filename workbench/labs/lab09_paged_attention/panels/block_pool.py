@@ -15,8 +15,9 @@ from workbench.labs.lab09_paged_attention.scene import Step, scene
 from workbench.panels import style
 from workbench.panels.chart import Drawing, view
 from workbench.panels.knobs import PlayPanel
-from workbench.panels.plots import LOST, NOTE, PALE, cell, empty, listed, write_centred
+from workbench.panels.plots import LOST, NOTE, PALE, cell, empty, write_centred
 from workbench.panels.view import View
+from workbench.panels.words import listed
 
 KNOBS = (
     "block_size",

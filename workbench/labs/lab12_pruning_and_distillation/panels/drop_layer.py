@@ -13,8 +13,9 @@ from workbench.labs.lab12_pruning_and_distillation.drop_layer import EXPERIMENT,
 from workbench.panels import style
 from workbench.panels.base import Panel
 from workbench.panels.chart import VALUES, Axis, Bar, Bars, Chart, line, measured, number, table, view
-from workbench.panels.plots import listed, matching
+from workbench.panels.plots import matching
 from workbench.panels.view import View
+from workbench.panels.words import listed
 from workbench.pruning import rank_correlation
 
 COLOURS = {TOGETHER: style.CACHE, ONE_BY_ONE: style.TARGET}

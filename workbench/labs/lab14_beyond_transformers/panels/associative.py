@@ -24,9 +24,9 @@ from workbench.models.state_shape import ATTENTION
 from workbench.panels import style
 from workbench.panels.base import Panel
 from workbench.panels.chart import VALUES, Axis, Chart, Drawing, Series, predicted, table, view
-from workbench.panels.plots import empty, flop_words, listed, matching, short
+from workbench.panels.plots import empty, flop_words, matching, short
 from workbench.panels.view import View
-from workbench.panels.words import recorded_label
+from workbench.panels.words import listed, recorded_label
 
 COLOURS = {
     ATTENTION: style.CACHE,

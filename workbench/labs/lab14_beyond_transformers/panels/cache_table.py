@@ -19,8 +19,8 @@ from workbench.labs.lab14_beyond_transformers.cache_table import (
 from workbench.panels import html, style
 from workbench.panels.base import Panel
 from workbench.panels.chart import Axis, Bar, Bars, table, view
-from workbench.panels.plots import listed
 from workbench.panels.view import View
+from workbench.panels.words import listed
 
 TICKS = tuple(1024.0**power * times for power in (1, 2, 3) for times in (1, 32))  # bytes
 

@@ -16,8 +16,9 @@ from workbench.labs.lab14_beyond_transformers.tokens_per_pass import (
 from workbench.panels import style
 from workbench.panels.base import Panel
 from workbench.panels.chart import Axis, Bar, Bars, Chart, Series, recorded, table, view
-from workbench.panels.plots import listed, matching
+from workbench.panels.plots import matching
 from workbench.panels.view import View
+from workbench.panels.words import listed
 
 SCORED = {"uniform": style.IDLE, "confidence": style.TARGET, "entropy-bound": style.WEIGHTS}
 WRITES = {**SCORED, "remasking": style.COMPUTE, "twin": style.DRAFT}
