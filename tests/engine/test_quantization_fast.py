@@ -433,11 +433,12 @@ def test_compiled_steps_of_a_quantized_model_give_the_same():
 
 
 @needs_compiler
-def test_compiled_no_number_is_written_down():
+@pytest.mark.parametrize("format", [IntegerFormat(4), IntegerFormat(8), IntegerFormat(8, symmetric=True)], ids=str)
+def test_compiled_no_number_is_written_down(format):
     """Codes become numbers in registers: nothing in the compiled code is as large as the weight."""
     from torch._inductor.utils import run_and_get_code
 
-    stored = weight(IntegerFormat(4), 32, out=64)
+    stored = weight(format, 32, out=64)
     linear = CodeMatvec(stored)
     compiled = torch.compile(lambda x: linear(x * 0.5 + 1.0), options=OPTIONS)
     y, (code,) = run_and_get_code(compiled, inputs(1))
@@ -445,3 +446,6 @@ def test_compiled_no_number_is_written_down():
     found = re.findall(r"empty_strided_cpu\(\(([\d, ]+)\)", code)
     sizes = [math.prod(int(n) for n in re.findall(r"\d+", shape)) for shape in found]
     assert sizes and max(sizes) <= 64 * INSIDE // 32  # the sums of the groups
+    if torch.backends.cpu.get_cpu_capability() != "DEFAULT":
+        masked = code.count("at::vec::Vectorized<int32_t>(")  # one mask a part
+        assert masked >= linear.parts, "codes are not read in vectors"

@@ -41,9 +41,9 @@ from workbench.models.fast_layers import FastLayer
 from workbench.models.linear import Linear
 
 # Inductor computes a value again wherever it is used unless that takes more operations than this: at its default of 30
-# the norm of x is computed again for every row of the weights. 6 are what it takes to make a number of half a byte and
+# the norm of x is computed again for every row of the weights. 7 are what it takes to make a number of a code and
 # multiply it, which is to stay in registers.
-OPTIONS: dict[str, Any] = {"realize_opcount_threshold": 6}
+OPTIONS: dict[str, Any] = {"realize_opcount_threshold": 7}
 # weights stay outside, small ones too; the wrapper, which runs once a step, need not be optimized
 AHEAD = {
     "aot_inductor.package_constants_in_so": False,
