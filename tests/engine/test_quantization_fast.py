@@ -449,3 +449,4 @@ def test_compiled_no_number_is_written_down(format):
     if torch.backends.cpu.get_cpu_capability() != "DEFAULT":
         masked = code.count("at::vec::Vectorized<int32_t>(")  # one mask a part
         assert masked >= linear.parts, "codes are not read in vectors"
+        assert "Vectorized<int32_t>::loadu(in_ptr" not in code, "words are loaded by way of memory"

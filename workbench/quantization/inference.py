@@ -281,7 +281,7 @@ class CodeMatvec:
     Codes lie in words of 32 bits, 4 bytes or 8 nibbles each. A group is cut into as many parts, and a word has one code
     of each: that of part p in its bits from p·bits on. Masked there, the code is a whole number 2^(p·bits) times too
     large, and the part's sum is divided by that, which is exact. A vector register of words becomes numbers with two
-    instructions a part. Single bytes the compiler does not load into vectors on AVX2, and a step took 3 to 5 times as
+    instructions a part. Single bytes the compiler does not load into vectors on AVX2, and a step took 3 to 4 times as
     long with them.
 
     LANES outputs lie side by side, so that the sums of a vector register belong to different outputs and are never
@@ -329,7 +329,9 @@ class CodeMatvec:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         grouped = x.to(torch.float32).view(len(x), 1, -1, self.group)
-        wide = in_memory(F.pad(grouped, (0, -self.group % self.parts)))[..., None]  # [N, 1, in/group, 32·n, 1]
+        wide = in_memory(F.pad(grouped, (0, -self.group % self.parts)))[
+            ..., None
+        ]  # [N, 1, in/group, group, 1], filled up to whole words
         return torch.stack([self._sums(row) for row in wide.unbind(0)]).to(x.dtype)
 
     def _sums(self, wide: torch.Tensor) -> torch.Tensor:
