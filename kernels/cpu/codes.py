@@ -109,7 +109,7 @@ class CodeProduct:
         self.codes, self.scale, self.zero = codes, scale, zero  # kept alive
         self.out_features, self.in_features = len(codes), inputs
         self.block, self.q8 = block_of(group, nibbles=kind == "nibbles"), precision == "q8"
-        self._weight = WeightArguments(
+        self.arguments = WeightArguments(
             codes.data_ptr(),
             scale.data_ptr(),
             None if zero is None else zero.data_ptr(),
@@ -122,9 +122,14 @@ class CodeProduct:
             centre,
             shift,
         )
-        self._address = ctypes.addressof(self._weight)
+        self._address = ctypes.addressof(self.arguments)
         self._multiply = _functions().multiply_codes
         self._is_small = self.out_features * inputs <= SMALL
+
+    @property
+    def nbytes(self) -> int:
+        """What one call reads, x not counted."""
+        return sum(one.nbytes for one in (self.codes, self.scale, self.zero) if one is not None)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if torch._C._len_torch_dispatch_stack():  # who records operations sees this one, too

@@ -25,6 +25,7 @@ from workbench.models.attention import added_mask, eager_attention, fused_mask, 
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
 from workbench.models.latent import UpProjections
+from workbench.models.native_steps import Placed, slots_of
 from workbench.models.one_call import Storage
 
 RECTANGLE_WASTE = 1.5  # a batch of single tokens is one rectangle if that reads at most so many times its keys
@@ -149,6 +150,16 @@ class Contiguous(Slots):
         """A step has written the keys and values of this sequence's next tokens, of all layers, into the storage."""
         self._lengths[sequence] += rows
         self._batch = None
+
+    def place_batch(self, batch: Batch) -> Placed | None:
+        """`begin`, and where the batch's keys and values belong, for a step that attends and writes by itself; it counts
+        as done. None, and nothing has changed, where a class on top may attend in another way."""
+        if type(self) is not Contiguous:
+            return None
+        self.begin(batch)
+        self._layers_done = self.config.num_layers
+        assert self._places is not None, "a batch was accepted"
+        return Placed(slots_of(self._keys, self._values), [[slot] for slot in self._places.slots])
 
     # -- what a slot holds ---------------------------------------------------------------------------------
 

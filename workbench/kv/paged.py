@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 
 from workbench.errors import WorkbenchError
+from workbench.kernels.cpu.step import Keys, Strides
 from workbench.kv.blocks import BlockTables, NoRoom
 from workbench.kv.latent import mix
 from workbench.kv.paged_attention import attends_in_place, choose_attention
@@ -37,6 +38,7 @@ from workbench.models.attention import eager_attention, sdpa_attention
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
 from workbench.models.latent import UpProjections
+from workbench.models.native_steps import Placed
 from workbench.models.transfers import sent
 
 
@@ -99,6 +101,7 @@ class Paged(Slots):
         self._owner: dict[int, Hashable] = {}  # of a slot
         self._swapped: dict[Hashable, tuple[torch.Tensor, ...]] = {}  # contents, on the host
         self._step: Any = None  # the PagedStep of the batch that `begin` accepted
+        self._books_only = False
 
     @staticmethod
     def reserved_bytes_for(
@@ -215,6 +218,33 @@ class Paged(Slots):
         self._slots[sequence], self._lengths[sequence], self._owner[slot] = slot, length, sequence
         self._batch = None
 
+    def place_batch(self, batch: Batch) -> Placed | None:
+        """`begin`, and where the batch's keys and values belong, for a step that attends and writes by itself; it counts
+        as done. None, and nothing has changed, where they are stored as something else, and where a class on top may
+        attend in another way."""
+        if type(self).attend is not Paged.attend or not isinstance(self.store, KeysAndValues):
+            return None
+        self._begin_books(batch)
+        tables: list[Sequence[int]] = [self.tables.tables[name] for name in batch.sequences]
+        keys, values = self.store.whole()
+
+        def strides(stored: torch.Tensor) -> Strides:
+            layer, token, head, _ = stored.stride()
+            return Strides(layer, token * self.block_size, token, head)
+
+        return Placed(Keys(keys, strides(keys), values, strides(values), self.block_size), tables)
+
+    def _begin_books(self, batch: Batch) -> Places:
+        """`begin` for a step that attends by itself: only tables and lengths change, as if all layers had run."""
+        self._books_only = True
+        try:
+            self.begin(batch)
+        finally:
+            self._books_only = False
+        self._layers_done = self.config.num_layers
+        assert self._places is not None, "a batch was accepted"
+        return self._places
+
     # -- what Slots asks for -----------------------------------------------------------------------------------------
 
     def _take_room(self, batch: Batch, slots: list[int], after: tuple[int, ...]) -> None:
@@ -230,6 +260,8 @@ class Paged(Slots):
                 stored[:, target.flatten()] = stored[:, source.flatten()]
 
     def _open(self, batch: Batch, places: Places) -> None:
+        if self._books_only:
+            return
         tables = [self.tables.tables[name] for name in batch.sequences]
         self._step = PagedStep(self, batch, places.lengths, tables, eager=self._eager)
 

@@ -52,7 +52,6 @@ class StaticPaged(Paged):
         kind, device = type(self.store), self.store.tensors[0].device
         del self.store  # before the new one is allocated, so that only one exists at a time
         self.store = kind(config, self.scratch + 1, self.dtype, device, self.format)
-        self._books_only = False
 
     @property
     def table_width(self) -> int:
@@ -74,21 +73,11 @@ class StaticPaged(Paged):
         """`begin` for a replayed step of one token per sequence: only tables and lengths change, as if all layers had
         run."""
         assert batch.num_tokens == len(batch.sequences) and batch.parents is None
-        self._books_only = True
-        try:
-            self.begin(batch)
-        finally:
-            self._books_only = False
-        self._layers_done = self.config.num_layers
-        assert self._places is not None, "a batch was accepted"
-        lengths, size = self._places.lengths, self.block_size
+        places = self._begin_books(batch)
+        lengths, size = places.lengths, self.block_size
         tables = [self.tables.tables[name] for name in batch.sequences]
         write_at = [table[(n - 1) // size] * size + (n - 1) % size for table, n in zip(tables, lengths)]
         return StaticRows(write_at, lengths, tables)
-
-    def _open(self, batch: Batch, places: Places) -> None:
-        if not self._books_only:
-            super()._open(batch, places)
 
     def static_attention(self, write_at: torch.Tensor, tables: torch.Tensor, lengths: torch.Tensor) -> StaticAttention:
         """What the model is given as its kv while a step is recorded: buffers on the device, see the module."""

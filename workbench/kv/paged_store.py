@@ -90,9 +90,13 @@ class KeysAndValues(Store):
             stored[layer].index_copy_(0, at, rows.to(stored.dtype))
 
     def room(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        stored = [one[layer] for one in self.tensors]
-        k, v = stored[0].unbind(1) if self._side_by_side else stored
-        return k, v
+        keys, values = self.whole()
+        return keys[layer], values[layer]
+
+    def whole(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of all layers, views [layers, places, heads, size]."""
+        keys, values = self.tensors[0].unbind(2) if self._side_by_side else self.tensors
+        return keys, values
 
     def read(self, layer: int, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         found = [_gather(stored[layer], at) for stored in self.tensors]

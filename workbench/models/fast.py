@@ -44,6 +44,7 @@ from workbench.models.fast_layers import (
 from workbench.models.graphs import check_graphs
 from workbench.models.linear import INPUTS, Matvec, linear_class, reason_of
 from workbench.models.measured_linear import MeasuredLinear, maker_by_time
+from workbench.models.native_steps import NativeSteps, why_not_native
 from workbench.models.one_call import StepParts
 
 
@@ -57,6 +58,7 @@ def prepare(
     dependent_launches: bool = False,
     experts: str = "loop",
     inputs: str = "exact",
+    native: bool = False,
     say: Callable[[str], None] | None = None,
 ) -> FastDecoder:
     """The model arranged for inference. `model` stays as it was and may be dropped; weights that need no rearranging
@@ -79,7 +81,10 @@ def prepare(
     because nobody has measured yet what it gains. experts: how a mixture of experts runs, "loop" or "grouped"
     (workbench.models.fast_experts), which is not the default for the same reason. inputs: what quantized linears are
     multiplied with: "exact", or "q8" (CPU): rounded to 8 bits too, a scale a block, so that products are whole numbers.
-    That is faster and moves the logits a little, so it is never chosen by itself.
+    That is faster and moves the logits a little, so it is never chosen by itself. native: batches of up to 16 rows are
+    one function in C++ each, whatever sequences they belong to (workbench.models.native_steps; CPU, needs a C++
+    compiler once a machine); they too read the weights unpacked. Where that cannot be, they run as they are, and
+    `why_not_native` of the result says why; `native_reason` says what became of the last batch. Not with compile.
     Raises WorkbenchError for a linear, kernels or inputs that this model, dtype or device does not have.
     """
     if isinstance(model, FastDecoder):
@@ -92,6 +97,9 @@ def prepare(
             "arrange; the model that `load` gives runs as it is"
         )
     check_flag("compile", compile)
+    check_flag("native", native)
+    if native and compile:
+        raise WorkbenchError("compile=True and native=True are two ways to take the same steps; give one of them")
     if compile and model.config.experts is not None:
         raise WorkbenchError(
             f"{model.name} has experts, and which of them run is known only when a row is there; prepare it without"
@@ -110,6 +118,7 @@ def prepare(
         kernels=kernels,
         experts=experts_class(model, experts),
         inputs=inputs,
+        native=native,
         say=say,
     )
     reason = make.reason if isinstance(make, MeasuredLinear) else reason
@@ -186,6 +195,7 @@ class FastDecoder:
         kernels: str = "auto",
         experts: type[FastExperts] = FastExperts,
         inputs: str = "exact",
+        native: bool = False,
         say: Callable[[str], None] | None = None,
     ) -> None:
         self.config, self.tokenizer, self.name = model.config, model.tokenizer, model.name
@@ -216,6 +226,9 @@ class FastDecoder:
             self._why_not_compiled, self._steps = "compile=False", None
             if compile_steps:
                 self._why_not_compiled, self._steps = self._compiled(model, say or to_standard_error)
+            self.why_not_native, self._native = "native=False", None
+            if native:
+                self.why_not_native, self._native = self._as_native(model, inputs, say or to_standard_error)
         self._launching: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def launch_dependents(self) -> None:
@@ -235,6 +248,10 @@ class FastDecoder:
 
     def __call__(self, batch: Batch, kv: Attends) -> torch.Tensor:
         """[M, V] logits, one row for each of `batch.logit_rows` (or for all N tokens)."""
+        if self._native is not None:
+            logits = self._native.rows(batch, kv, self._tables_for)
+            if logits is not None:
+                return logits
         if self._steps is not None and batch.num_tokens == 1:
             if batch.parents is None and self._steps.may_call(kv):
                 stepped = self.step(int(batch.token_ids), batch.first_positions[0], batch.sequences[0], kv)
@@ -281,11 +298,19 @@ class FastDecoder:
         said: the token of the highest logit, the natural log of its probability, and its logit, which is no finite
         number where the logits are no distribution. None for logits of 16 bits.
         """
+        if self._native is not None:
+            return self._native.one_call(token, position, sequence, kv, self._tables_for)
         return None if self._steps is None else self._steps.one_call(token, position, sequence, kv, self._tables_for)
 
     def may_step(self, kv: Attends) -> bool:
         """Whether `step` takes steps with this kv, from the first token after the prompt on."""
-        return self._steps is not None and self._steps.may_call(kv)
+        steps = self._steps if self._native is None else self._native
+        return steps is not None and steps.may_call(kv)
+
+    @property
+    def native_reason(self) -> str:
+        """What the last batch was: one function, or why not, in words."""
+        return self.why_not_native if self._native is None else self._native.reason
 
     @property
     def compiled_reason(self) -> str:
@@ -318,6 +343,16 @@ class FastDecoder:
             window=self.config.sliding_window is not None,
         )
         return "", CompiledSteps(given, self.config, model.name, model.device, say)
+
+    def _as_native(self, model: Decoder, inputs: str, say: Callable[[str], None]) -> tuple[str, NativeSteps | None]:
+        try:
+            reason, made = why_not_native(model), None
+            made = None if reason else NativeSteps(model, inputs)
+        except WorkbenchError as error:
+            reason = str(error)
+        if reason:
+            say(f"steps of {self.name} are not one function in C++ and run as they are: {reason}")
+        return reason, made
 
     @property
     def _tables(self) -> list[RotaryTable]:
@@ -363,6 +398,8 @@ class FastDecoder:
     @property
     def step_weight_bytes(self) -> int:
         """The same of a step of one token: where it is compiled its matrices lie in forms of their own."""
+        if self._native is not None:
+            return self._native.weight_bytes
         if self._steps is None or self._steps.why_not:
             return self.weight_bytes
         return sum(layer.weight_bytes for layer in self._steps.layers) + self._steps.head.weight_bytes

@@ -14,11 +14,15 @@ are one pass over the codes; more go the way that they went before, since there 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 
 from workbench.quantization.formats import IntegerFormat, pack, unpack
 from workbench.quantization.stored import Grouped, StoredWeight
+
+if TYPE_CHECKING:
+    from workbench.kernels.cpu.codes import CodeProduct
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)  # of activations; the loops compute in float32
 MAX_ROWS = {torch.float32: 16}  # more are faster with the weight as numbers (measured without bfloat16 instructions)
@@ -30,29 +34,15 @@ class CodeKernel:
     are."""
 
     def __init__(self, stored: Grouped, others: Callable[[torch.Tensor], torch.Tensor], inputs: str = "exact") -> None:
-        from workbench.kernels.cpu.codes import CodeProduct, instructions
+        from workbench.kernels.cpu.codes import instructions
 
         self.stored, self.others, self.inputs = stored, others, inputs
-        format = stored.format
-        assert isinstance(format, IntegerFormat), "why_not_compiled was asked"
-        codes, kind, centre, shift = _arranged(stored, format)
-        scale, zero = _scales(stored)
-        self._product = CodeProduct(
-            codes,
-            scale,
-            zero,
-            kind=kind,
-            inputs=stored.in_features,
-            group=stored.group,
-            centre=centre,
-            shift=shift,
-            precision=inputs,
-        )
-        self.form = f"C++ kernel for {8 if format.bits > 4 else 4} bits"
+        self._product = code_product(stored, inputs)
+        self.form = f"C++ kernel for {8 if stored.format.bits > 4 else 4} bits"
         if inputs == "q8":
             self.form += ", inputs rounded to 8"
         self.instructions = instructions()
-        self.weight_bytes = sum(one.nbytes for one in (codes, scale, zero) if one is not None)
+        self.weight_bytes = self._product.nbytes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if x.shape[0] > MAX_ROWS.get(x.dtype, MAX_ROWS_16_BITS):
@@ -60,6 +50,27 @@ class CodeKernel:
         if x.dtype == torch.float32:
             return self._product(x)
         return self._product(x.float()).to(x.dtype)
+
+
+def code_product(stored: Grouped, inputs: str = "exact") -> CodeProduct:
+    """The weight as the loops read it. `why_not_compiled` was asked."""
+    from workbench.kernels.cpu.codes import CodeProduct
+
+    format = stored.format
+    assert isinstance(format, IntegerFormat), "why_not_compiled was asked"
+    codes, kind, centre, shift = _arranged(stored, format)
+    scale, zero = _scales(stored)
+    return CodeProduct(
+        codes,
+        scale,
+        zero,
+        kind=kind,
+        inputs=stored.in_features,
+        group=stored.group,
+        centre=centre,
+        shift=shift,
+        precision=inputs,
+    )
 
 
 def _arranged(stored: Grouped, format: IntegerFormat) -> tuple[torch.Tensor, str, int, float]:

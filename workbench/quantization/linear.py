@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from workbench.errors import WorkbenchError
+from workbench.quantization import cpu_forms
 from workbench.quantization.inference import InferenceLinear, one_row_product_for, product_for, reason_for, stacked
-from workbench.quantization.stored import StoredWeight
+from workbench.quantization.stored import Grouped, StoredWeight
+
+if TYPE_CHECKING:
+    from workbench.kernels.cpu.step import Matrix
 
 
 class QuantizedLinear(nn.Module):
@@ -69,6 +73,16 @@ class QuantizedLinear(nn.Module):
         shape = (self.out_features, self.in_features)
         reason = "" if one_row else reason_for(product, self.stored, dtype)
         return InferenceLinear(product, shape, self.bias, self.divisor, dtype, reason)
+
+    def for_loop(self, inputs: str = "exact") -> Matrix:
+        """The same for steps that are one function in C++ (`models.native_steps`). inputs: as `for_inference`. Raises
+        WorkbenchError where this weight has no form for that."""
+        from workbench.kernels.cpu.step import Matrix
+
+        reason = cpu_forms.why_not_compiled(self.stored, torch.float32)
+        if reason or not isinstance(self.stored, Grouped):
+            raise WorkbenchError(f"a {self.stored.kind} weight has no form for steps as one function in C++: {reason}")
+        return Matrix(cpu_forms.code_product(self.stored, inputs), self.bias, self.divisor)
 
     def joined_with(self, *others: nn.Module) -> QuantizedLinear | None:
         """One linear with the concatenated outputs of all; None where their layouts differ."""

@@ -1,0 +1,341 @@
+"""A decode step of a few rows on a CPU as one function in C++ (`step.cpp`): what goes in, and where it lies.
+
+    ModelParts   a model's matrices and norms, in any mix of float32, bfloat16, float16 and codes of 8 or 4 bits
+    Keys         where a cache keeps keys and values: contiguous slots and blocks alike
+    run          tokens of one or several sequences -> logits, and of each row the token that it says
+
+Numbers are float32 between the matrices, whatever type these have; keys and values are rounded to the cache's type when
+they are stored. Each row attends over what its sequence has cached and the tokens of the batch before it, so a row of
+every sequence, a prompt's chunk and a chain of drafted tokens are the same thing.
+
+The loop is handed addresses: whoever calls it has seen that shapes fit, tokens and positions exist, and there is room.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from workbench.kernels.cpu.codes import CodeProduct, WeightArguments
+from workbench.native.build import library
+
+SOURCE = Path(__file__).with_name("step.cpp")
+TYPES = (torch.float32, torch.bfloat16, torch.float16)  # of numbers, as the loop counts them
+MAX_ROWS = 16  # of a batch; the loop has room for 64
+LANES = 8  # a head's size is a multiple of this
+RMS_NORM, LAYER_NORM = 1, 2
+CODES, CODES_Q8 = 3, 4  # kinds of matrices behind TYPES
+Pointer, Whole, Real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+
+
+def _fields(kind: type, *names: str) -> list[tuple[str, type]]:
+    return [(name, kind) for name in names]
+
+
+class MatrixArguments(ctypes.Structure):
+    """`struct Matrix`."""
+
+    _fields_ = [
+        *_fields(Whole, "kind"),
+        *_fields(Pointer, "numbers"),
+        ("codes", WeightArguments),
+        *_fields(Whole, "out", "in"),
+        *_fields(Pointer, "bias", "divisor"),
+    ]
+
+
+class NormArguments(ctypes.Structure):
+    """`struct Norm`. Kind 0: there is none."""
+
+    _fields_ = [*_fields(Whole, "kind"), *_fields(Pointer, "weight", "bias"), *_fields(Real, "eps")]
+
+
+NORMS = ("before_attention", "of_q", "of_k", "after_attention", "before_mlp", "after_mlp")
+MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
+
+
+class LayerArguments(ctypes.Structure):
+    """`struct Layer`."""
+
+    _fields_ = [
+        *_fields(NormArguments, *NORMS),
+        *_fields(MatrixArguments, *MATRICES),
+        *_fields(Whole, "owns_keys", "place", "window", "table"),
+    ]
+
+
+class ModelArguments(ctypes.Structure):
+    """`struct Model`."""
+
+    _fields_ = [
+        *_fields(Whole, "width", "heads", "kv_heads", "size", "hidden", "vocabulary", "layers", "sinks", "gated", "gelu"),
+        *_fields(Real, "attention_scale", "embedding_scale"),
+        *_fields(Whole, "type"),
+        *_fields(Pointer, "embedding", "positions", "layer"),
+        ("last", NormArguments),
+        ("head", MatrixArguments),
+    ]
+
+
+class StoredArguments(ctypes.Structure):
+    """`struct Stored`."""
+
+    _fields_ = [*_fields(Pointer, "start"), *_fields(Whole, "layer", "block", "token", "head")]
+
+
+class CacheArguments(ctypes.Structure):
+    """`struct Cache`."""
+
+    _fields_ = [*_fields(StoredArguments, "keys", "values"), *_fields(Whole, "type", "block_size")]
+
+
+class TokenArguments(ctypes.Structure):
+    """`struct Tokens`."""
+
+    _fields_ = [
+        *_fields(Whole, "rows", "sequences", "blocks"),
+        *_fields(Pointer, "ids", "positions", "starts", "tables"),
+        ("turns", Pointer * 2),
+        *_fields(Whole, "wanted"),
+        *_fields(Pointer, "wanted_rows"),
+    ]
+
+
+@functools.cache
+def why_not_here() -> str:
+    """Why there is no such loop on this machine; "" where there is. Compiles it, once a machine."""
+    made = library(SOURCE)
+    return made if isinstance(made, str) else ""
+
+
+@functools.cache
+def _functions() -> ctypes.CDLL:
+    made = library(SOURCE)
+    assert not isinstance(made, str), "why_not_here was asked"
+    return opened(made)
+
+
+def opened(made: ctypes.CDLL) -> ctypes.CDLL:
+    """The same, with the types of its functions."""
+    made.step.restype = None
+    made.step.argtypes = [Pointer, Pointer, Pointer, Whole, Pointer, Pointer]
+    made.instructions.restype = ctypes.c_char_p
+    return made
+
+
+# -- the model -------------------------------------------------------------------------------------------------------
+
+
+class Matrix:
+    """A matrix [out, in] as the loop reads it: numbers of one of TYPES, or the codes of a `CodeProduct`.
+
+    bias [out], divisor [in]: y = (x / divisor) · Wᵀ + bias.
+    """
+
+    def __init__(
+        self,
+        weight: torch.Tensor | CodeProduct,
+        bias: torch.Tensor | None = None,
+        divisor: torch.Tensor | None = None,
+    ) -> None:
+        self.bias, self.divisor = _floats(bias), _floats(divisor)
+        besides = _address(self.bias), _address(self.divisor)
+        if isinstance(weight, CodeProduct):
+            self.weight: torch.Tensor | CodeProduct = weight
+            self.shape = weight.out_features, weight.in_features
+            kind = CODES_Q8 if weight.q8 else CODES
+            self.arguments = MatrixArguments(kind, None, weight.arguments, *self.shape, *besides)
+        else:
+            self.weight = weight.detach().contiguous()
+            self.shape = weight.shape[0], weight.shape[1]
+            kind = TYPES.index(weight.dtype)
+            self.arguments = MatrixArguments(kind, self.weight.data_ptr(), WeightArguments(), *self.shape, *besides)
+
+    @property
+    def nbytes(self) -> int:
+        """What one product reads, the inputs not counted."""
+        parts = [self.weight, self.bias, self.divisor]
+        return sum(part.nbytes for part in parts if part is not None)
+
+
+class Norm:
+    """weight, bias [n]; without a bias an RMSNorm, with one a LayerNorm."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> None:
+        self.weight, self.bias = _floats(weight), _floats(bias)
+        kind = RMS_NORM if bias is None else LAYER_NORM
+        self.arguments = NormArguments(kind, _address(self.weight), _address(self.bias), eps)
+
+
+@dataclass
+class LayerParts:
+    """norms, matrices: by the names of NORMS and MATRICES; those that are left out are not there.
+
+    place: of its keys and values in the cache; it writes them where it owns them. window: None where it sees
+    everything. table: of cos and sin, 0 or 1; None where nothing turns.
+    """
+
+    norms: dict[str, Norm]
+    matrices: dict[str, Matrix]
+    owns_keys: bool
+    place: int
+    window: int | None
+    table: int | None
+
+    @property
+    def arguments(self) -> LayerArguments:
+        made = LayerArguments(
+            owns_keys=self.owns_keys,
+            place=self.place,
+            window=self.window or 0,
+            table=-1 if self.table is None else self.table,
+        )
+        for name, part in (self.norms | self.matrices).items():
+            setattr(made, name, part.arguments)
+        return made
+
+
+@dataclass
+class ModelParts:
+    """What a step is made of. embedding [V, d] and position_embedding [positions, d], of one of TYPES.
+
+    size: of a head. hidden: units of the feed-forward. sinks: tokens that every windowed one sees as well.
+    """
+
+    heads: int
+    kv_heads: int
+    size: int
+    hidden: int
+    sinks: int
+    gated: bool
+    gelu: bool
+    attention_scale: float
+    embedding: torch.Tensor
+    embedding_scale: float
+    position_embedding: torch.Tensor | None
+    layers: list[LayerParts]
+    norm: Norm
+    head: Matrix
+
+    def __post_init__(self) -> None:
+        assert self.size % LANES == 0 and self.embedding.is_contiguous()
+        table = self.position_embedding
+        assert table is None or (table.is_contiguous() and table.dtype == self.embedding.dtype)
+        vocabulary, width = self.embedding.shape
+        self._layers = (LayerArguments * len(self.layers))(*(layer.arguments for layer in self.layers))
+        self.arguments = ModelArguments(
+            width,
+            self.heads,
+            self.kv_heads,
+            self.size,
+            self.hidden,
+            vocabulary,
+            len(self.layers),
+            self.sinks,
+            self.gated,
+            self.gelu,
+            self.attention_scale,
+            self.embedding_scale,
+            TYPES.index(self.embedding.dtype),
+            self.embedding.data_ptr(),
+            _address(table),
+            ctypes.addressof(self._layers),
+            self.norm.arguments,
+            self.head.arguments,
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Of the matrices, which every step reads once."""
+        every = [matrix for layer in self.layers for matrix in layer.matrices.values()]
+        return sum(matrix.nbytes for matrix in [*every, self.head])
+
+
+def _floats(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.detach().float().contiguous()
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+# -- a step ----------------------------------------------------------------------------------------------------------
+
+
+class Strides(NamedTuple):
+    """From one layer, block, token of a block and head to the next, in numbers."""
+
+    layer: int
+    block: int
+    token: int
+    head: int
+
+
+class Keys(NamedTuple):
+    """Where keys and values of all layers lie. A sequence's token p is token p % block_size of its block number
+    p // block_size. keys, values: the first number of each; of one of TYPES."""
+
+    keys: torch.Tensor
+    key_strides: Strides
+    values: torch.Tensor
+    value_strides: Strides
+    block_size: int
+
+
+def run(
+    model: ModelParts,
+    where: Keys,
+    token_ids: Sequence[int],
+    positions: Sequence[int],
+    starts: Sequence[int],
+    tables: Sequence[Sequence[int]],
+    turns: Sequence[torch.Tensor],
+    wanted: Sequence[int],
+    threads: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(logits [wanted, V] float32; said [wanted, 3] float64: the token of the highest logit, the log of its
+    probability, its logit, NaN where the row is no distribution). The cache has the new keys and values then.
+
+    token_ids, positions [N]; of each sequence side by side, in their order. starts [sequences + 1]. tables: of each
+    sequence the blocks of all its tokens, new ones included. turns: tables [positions, 2, D] float32 of cos and signed
+    sin. wanted: rows that get logits.
+    """
+    width = max(map(len, tables))
+    numbers = torch.tensor([*token_ids, *positions, *starts, *wanted])
+    ids = numbers.data_ptr()
+    at, rows, sequences = numbers.element_size(), len(token_ids), len(tables)
+    blocks = torch.tensor([[*table, *[0] * (width - len(table))] for table in tables], dtype=torch.int32)
+    logits = torch.empty(len(wanted), len(model.embedding))
+    said = torch.empty(len(wanted), 3, dtype=torch.float64)
+    cache = CacheArguments(
+        StoredArguments(where.keys.data_ptr(), *where.key_strides),
+        StoredArguments(where.values.data_ptr(), *where.value_strides),
+        TYPES.index(where.keys.dtype),
+        where.block_size,
+    )
+    tokens = TokenArguments(
+        rows,
+        sequences,
+        width,
+        ids,
+        ids + at * rows,
+        ids + at * 2 * rows,
+        blocks.data_ptr(),
+        (Pointer * 2)(*(table.data_ptr() for table in turns)),
+        len(wanted),
+        ids + at * (2 * rows + sequences + 1),
+    )
+    arguments = (ctypes.byref(one) for one in (model.arguments, cache, tokens))
+    _functions().step(*arguments, threads, logits.data_ptr(), said.data_ptr())
+    return logits, said
+
+
+def instructions() -> str:
+    """What codes are multiplied with on this processor: "AVX2", "AVX512-VNNI", …"""
+    return _functions().instructions().decode()

@@ -1,0 +1,246 @@
+"""Steps of a few rows as one function in C++ (`kernels/cpu/step.cpp`): a model's parts for it, and batches through it.
+
+    a decode step of one sequence       one row                        1
+    of B sequences                      one row each                   B
+    a verification of K drafted tokens  a chain                    K + 1      all at most MAX_ROWS together
+    a prompt's chunk, its last one …    a chain, one row of logits     n
+
+Nothing is compiled for a shape: one library serves every model, in float32, bfloat16, float16 and codes of 8 or 4 bits,
+and is made once a machine in some seconds. No Python and no allocation runs between its products; threads meet at
+barriers, five a layer. So a step takes what its bytes take, and little more.
+
+It reads keys and values where they lie, in slots or blocks, of every kv that says where (`step_storage`,
+`place_batch`). What it does not take runs as it did: larger batches, trees, other kvs (`NativeSteps.reason` says why).
+
+Between the matrices numbers stay float32, where a model in 16 bits run by torch rounds after each operation: logits
+differ from torch's by such roundings, and are closer to those of the same weights in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import nn
+
+from workbench.errors import WorkbenchError
+from workbench.kernels.cpu import step as loop
+from workbench.kernels.cpu.step import MAX_ROWS, Keys, LayerParts, Matrix, ModelParts, Norm, Strides
+from workbench.models.batch import Batch
+from workbench.models.config import ModelConfig
+from workbench.models.decoder import Decoder, DecoderLayer
+from workbench.models.fast_layers import RMS_NORMS, detached, norm_weight
+from workbench.models.one_call import ShowsStorage
+
+Tables = Callable[[int], list[torch.Tensor]]  # of cos and sin, for so many positions
+Said = torch.Tensor  # [3] float64: a token, the log of its probability, its logit
+
+
+class Placed(NamedTuple):
+    """Where a batch's keys and values lie: those that its sequences have, and the room for the new ones."""
+
+    where: Keys
+    tables: list[Sequence[int]]  # of each sequence, its blocks
+
+
+class PlacesBatches(Protocol):
+    """A kv that lets a step read and write its storage; see `workbench.kv.contract.KV`."""
+
+    def place_batch(self, batch: Batch) -> Placed | None: ...
+
+
+def why_not_native(model: Decoder) -> str:
+    """Why steps of this model do not run as one function; "" where they do."""
+    config = model.config
+    if model.device.type != "cpu":
+        return f"it is for CPUs, and {model.name} is on {model.device}"
+    if reason := why_not_shape(config):
+        return reason
+    if model.dtype not in loop.TYPES:
+        return f"it computes in float32, and {model.name} is in {str(model.dtype).removeprefix('torch.')}"
+    return loop.why_not_here()
+
+
+def why_not_shape(config: ModelConfig) -> str:
+    """Why a model of this shape has no such steps; "" where it has."""
+    if config.mixers:
+        return "it knows layers that attend, and none that keep a state"
+    if config.latent_attention is not None:
+        return "it knows keys and values of every head, and no latents"
+    if config.experts is not None:
+        return "it knows one feed-forward a layer, and no experts"
+    if config.head_dim % loop.LANES:
+        return f"it takes heads of a multiple of {loop.LANES} values; these have {config.head_dim}"
+    return ""
+
+
+class NativeSteps:
+    """The steps of one model. reason: what became of the last batch, in words."""
+
+    def __init__(self, model: Decoder, inputs: str = "exact", head: Any = None) -> None:
+        """inputs: of quantized linears, see `prepare`. head: a quantized linear in the place of the model's own. Raises
+        WorkbenchError where a matrix has no form for it."""
+        self.config, self.name = model.config, model.name
+        self.parts = _parts_of(model, inputs, model.head if head is None else head)
+        self.reason = "no step was taken yet"
+        self._turns: list[tuple[torch.Tensor, torch.Tensor]] = []  # tables as they came, and in float32
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that a step reads, of one row or of several."""
+        return self.parts.nbytes
+
+    # -- one row -----------------------------------------------------------------------------------------------------
+
+    def may_call(self, kv: Any) -> bool:
+        """Whether steps of one row with this kv are taken without a batch, from its first token on. Where it is empty
+        yet the first token is a prompt, and comes in a batch."""
+        return hasattr(kv, "step_storage") and bool(kv.config == self.config)
+
+    def one_call(
+        self, token: int, position: int, sequence: Hashable, kv: ShowsStorage, tables: Tables
+    ) -> tuple[torch.Tensor, Said] | None:
+        """(logits [1, V] float32, said), and the kv has the token. None where it has to come in a batch, and nothing has
+        changed."""
+        storage = kv.step_storage(sequence)
+        if storage is None or storage.length != position or not 0 <= token < self.config.vocab_size:
+            return None  # whoever takes the step the ordinary way says what is wrong
+        where = slots_of(storage.keys, storage.values)
+        if where.keys.dtype not in loop.TYPES:
+            return None
+        turns = tables(position + 1)
+        logits, said = self._run(where, [token], [position], [0, 1], [[storage.slot]], turns, [0])
+        kv.note_step(sequence)
+        self.reason = "a step is one function in C++"
+        return logits, said[0]
+
+    # -- batches -----------------------------------------------------------------------------------------------------
+
+    def rows(self, batch: Batch, kv: Any, tables: Tables) -> torch.Tensor | None:
+        """logits [M, V] float32 of the rows that want them, and the kv has the tokens. None where the batch goes the
+        ordinary way, and nothing has changed; `reason` says why."""
+        self.reason = self._why_not(batch, kv)
+        if self.reason:
+            return None
+        token_ids = batch.token_ids.tolist()
+        placed = kv.place_batch(batch)
+        if placed is None:
+            self.reason = f"this {type(kv).__name__} keeps keys and values in another form"
+            return None
+        wanted = range(batch.num_tokens) if batch.logit_rows is None else batch.logit_rows.tolist()
+        turns, positions = tables(max(batch.lengths_after())), batch.positions.tolist()
+        logits, _ = self._run(placed.where, token_ids, positions, batch.query_starts, placed.tables, turns, wanted)
+        self.reason = f"{batch.num_tokens} rows are one function in C++"
+        return logits
+
+    def _why_not(self, batch: Batch, kv: Any) -> str:
+        if batch.num_tokens > MAX_ROWS:
+            return f"{batch.num_tokens} rows run as they are: up to {MAX_ROWS} are one function"
+        if batch.parents is not None:
+            return "a tree runs as it is"
+        if type(batch) is not Batch or batch.token_ids.device.type != "cpu":
+            return "this kind of batch runs as it is"
+        if not hasattr(kv, "place_batch") or kv.config != self.config:
+            return f"a {type(kv).__name__} does not say where keys and values lie"
+        if kv.dtype not in loop.TYPES:
+            return f"keys and values in {str(kv.dtype).removeprefix('torch.')} run as they are"
+        if not 0 <= int(batch.token_ids.min()) <= int(batch.token_ids.max()) < self.config.vocab_size:
+            return "there is no such token"
+        return ""
+
+    def _run(
+        self,
+        where: Keys,
+        token_ids: Sequence[int],
+        positions: Sequence[int],
+        starts: Sequence[int],
+        blocks: Sequence[Sequence[int]],
+        turns: list[torch.Tensor],
+        wanted: Sequence[int],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        threads = torch.get_num_threads()
+        return loop.run(
+            self.parts, where, token_ids, positions, starts, blocks, self._in_floats(turns), wanted, threads
+        )
+
+    def _in_floats(self, turns: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Tables [positions, 2, D] in float32, converted when one came that is longer."""
+        if len(turns) != len(self._turns) or any(one is not known for one, (known, _) in zip(turns, self._turns)):
+            self._turns = [(one, one.float().contiguous()) for one in turns]
+        return [floats for _, floats in self._turns]
+
+
+def slots_of(keys: torch.Tensor, values: torch.Tensor) -> Keys:
+    """Of tensors [L, slots, H_kv, S, D]: a slot is one block of S tokens."""
+
+    def strides(stored: torch.Tensor) -> Strides:
+        layer, slot, head, token, _ = stored.stride()
+        return Strides(layer, slot, token, head)
+
+    return Keys(keys, strides(keys), values, strides(values), keys.shape[3])
+
+
+# -- a model's parts ---------------------------------------------------------------------------------------------------
+
+
+def _parts_of(model: Decoder, inputs: str, head: Any) -> ModelParts:
+    config = model.config
+    place = {layer: index for index, layer in enumerate(config.kv_layers)}
+    positions = model.embed_positions
+    return ModelParts(
+        heads=config.num_heads,
+        kv_heads=config.num_kv_heads,
+        size=config.head_dim,
+        hidden=config.intermediate_size,
+        sinks=config.attention_sinks,
+        gated=not config.is_gpt2,
+        gelu=config.is_gpt2 or config.activation == "gelu_tanh",
+        attention_scale=config.attention_scale,
+        embedding=model.embed.weight.detach().contiguous(),
+        embedding_scale=model.embedding_scale,
+        position_embedding=None if positions is None else positions.weight.detach().contiguous(),
+        layers=[
+            _layer(layer, config, index, place[config.kv_source(index)], inputs)
+            for index, layer in enumerate(model.layers)
+        ],
+        norm=_norm(model.norm),
+        head=_matrix(head, inputs),
+    )
+
+
+def _layer(layer: DecoderLayer, config: ModelConfig, index: int, place: int, inputs: str) -> LayerParts:
+    a: Any = layer.attention
+    mlp: Any = layer.mlp
+    owns = config.kv_source(index) == index
+    linears = {"q": a.q, "o": a.o, "up": mlp.up, "down": mlp.down}
+    norms: dict[str, Any] = {"before_attention": layer.attention_norm, "before_mlp": layer.mlp_norm}
+    if owns:
+        linears |= {"k": a.k, "v": a.v}
+    if hasattr(mlp, "gate"):
+        linears["gate"] = mlp.gate
+    if config.qk_norm:
+        norms |= {"of_q": a.q_norm} | ({"of_k": a.k_norm} if owns else {})
+    if config.post_norms:
+        norms |= {"after_attention": layer.attention_post_norm, "after_mlp": layer.mlp_post_norm}
+    return LayerParts(
+        norms={name: _norm(norm) for name, norm in norms.items()},
+        matrices={name: _matrix(linear, inputs) for name, linear in linears.items()},
+        owns_keys=owns,
+        place=place,
+        window=config.window_of(index),
+        table=int(config.turns_locally(index)) if config.uses_rotary else None,
+    )
+
+
+def _norm(module: Any) -> Norm:
+    bias = None if isinstance(module, RMS_NORMS) else module.bias
+    return Norm(norm_weight(module, torch.float32), bias, module.eps)
+
+
+def _matrix(linear: Any, inputs: str) -> Matrix:
+    if hasattr(linear, "for_loop"):
+        return linear.for_loop(inputs)
+    if not isinstance(linear, nn.Linear):
+        raise WorkbenchError(f"a {type(linear).__name__} has no form for steps as one function in C++")
+    return Matrix(linear.weight, detached(linear.bias))
