@@ -27,6 +27,13 @@ inline V load(const void* from) {
 
 inline float sum(Floats x) { return ((x[0] + x[4]) + (x[1] + x[5])) + ((x[2] + x[6]) + (x[3] + x[7])); }
 
+constexpr int64_t TOGETHER = 6;  // rows that are multiplied at once with a weight: their sums stay in registers
+
+// How many of the rows that are left come together: about as many each time.
+inline int64_t next_rows(int64_t left) {
+  return left <= TOGETHER ? left : left < 2 * TOGETHER ? (left + 1) / 2 : TOGETHER;
+}
+
 template <Kind KIND>
 inline const uint8_t* at(const uint8_t* row, int64_t chunk) {
   return row + chunk * (KIND == NIBBLES ? CHUNK / 2 : CHUNK);
@@ -89,6 +96,13 @@ constexpr int base(int centre) {
   return KIND == NIBBLES ? centre : 128;
 #endif
 }
+
+template <Kind KIND>
+#ifdef WITHOUT_VNNI
+constexpr bool HAS_BASE = KIND == NIBBLES;
+#else
+constexpr bool HAS_BASE = true;
+#endif
 
 template <Kind KIND>
 inline Sums dot(Sums sums, const uint8_t* w, Codes q) {
@@ -156,6 +170,7 @@ void read_scales(const void* from, bool halves, int64_t start, int64_t count, fl
 #ifdef __F16C__
   for (; i + LANES <= count; i += LANES)
     _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(bits + i))));
+  for (; i + 4 <= count; i += 4) _mm_storeu_ps(to + i, _mm_cvtph_ps(_mm_loadl_epi64((const __m128i*)(bits + i))));
 #endif
   for (; i < count; i++) to[i] = half(bits[i]);
 }

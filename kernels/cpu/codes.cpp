@@ -16,7 +16,10 @@ void multiply(const Weight& w, const float* x, int64_t rows, int64_t stride, int
     scales.resize(room);
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < tiles; i++)
-      tile<KIND, Q8>(w, inputs, rows, i * TILE, scales.data(), y + i * TILE, w.out);
+      for (int64_t row = 0, some; row < rows; row += some) {
+        some = next_rows(rows - row);
+        tile<KIND, Q8>(w, inputs, row, some, i * TILE, scales.data(), y + row * w.out + i * TILE, w.out);
+      }
   }
 }
 

@@ -101,21 +101,22 @@ void few_float_rows(const char* const* w, const float* x, int64_t stride, int64_
   }
 }
 
-// Outputs `first` to first + 3 of all rows -> y [rows, 4], rows `y_stride` apart.
+// Outputs `first` to first + 3 of some rows of x, `together` of them -> y [together, 4], its rows `y_stride` apart.
 template <Type TYPE>
-void float_tile(const char* weight, int64_t out, int64_t in, const float* x, int64_t rows, int64_t stride, int64_t first,
-                float* y, int64_t y_stride) {
+void float_tile(const char* weight, int64_t out, int64_t in, const float* x, int64_t together, int64_t stride,
+                int64_t first, float* y, int64_t y_stride) {
   const char* w[4];
   const int64_t outputs = std::min<int64_t>(4, out - first);
   for (int o = 0; o < 4; o++)  // outputs that are missing are the last one again
     w[o] = weight + (first + std::min<int64_t>(o, outputs - 1)) * in * BYTES_OF_TYPE[TYPE];
-  for (int64_t row = 0; row < rows; row += 4, x += 4 * stride, y += 4 * y_stride)
-    switch (std::min<int64_t>(4, rows - row)) {
-      case 1: few_float_rows<TYPE, 1, 4>(w, x, stride, in, outputs, y, y_stride); break;
-      case 2: few_float_rows<TYPE, 2, 2>(w, x, stride, in, outputs, y, y_stride); break;
-      case 3: few_float_rows<TYPE, 3, 2>(w, x, stride, in, outputs, y, y_stride); break;
-      default: few_float_rows<TYPE, 4, 2>(w, x, stride, in, outputs, y, y_stride);
-    }
+  switch (together) {
+    case 1: return few_float_rows<TYPE, 1, 4>(w, x, stride, in, outputs, y, y_stride);
+    case 2: return few_float_rows<TYPE, 2, 2>(w, x, stride, in, outputs, y, y_stride);
+    case 3: return few_float_rows<TYPE, 3, 2>(w, x, stride, in, outputs, y, y_stride);
+    case 4: return few_float_rows<TYPE, 4, 2>(w, x, stride, in, outputs, y, y_stride);
+    case 5: return few_float_rows<TYPE, 5, 2>(w, x, stride, in, outputs, y, y_stride);
+    default: return few_float_rows<TYPE, 6, 2>(w, x, stride, in, outputs, y, y_stride);
+  }
 }
 
 }  // namespace

@@ -147,44 +147,70 @@ void arrange(const Weight& w, const float* x, int64_t rows, int64_t stride, Rows
 }
 
 // R rows times O outputs: `w` has the codes of each output, `scales` their scales [O, groups]. -> y [R, O]
-template <Kind KIND, int R, int O, bool Q8>
-void product(const Weight& weight, const Rows& x, int64_t row, const uint8_t* const* w, const float* scales, float (*y)[O]) {
-  const int64_t groups = weight.in / weight.group, within = x.blocks / groups;
+// ONE: a block is a chunk, and a group a block.
+template <Kind KIND, int R, int O, bool ONE>
+void product_of_codes(const Weight& weight, const Rows& x, int64_t row, const uint8_t* const* w, const float* scales,
+                      float (*y)[O]) {
+  const int64_t groups = weight.in / weight.group, blocks = x.blocks, width = x.width;
+  const int8_t* q = x.codes.data() + row * width;
+  const float* of_block = x.scales.data() + row * blocks;
+  const Sums* start = x.starts.data() + row * blocks;
+  Floats totals[R][O] = {};
+  int64_t chunk = 0;
+  for (int64_t group = 0; group < groups; group++)
+    for (int64_t begin = 0; begin < weight.group; begin += weight.block, of_block++, start++) {
+      Sums whole[R][O];
+      for (int r = 0; r < R; r++)
+        for (int o = 0; o < O; o++) whole[r][o] = HAS_BASE<KIND> ? start[r * blocks] : Sums{};
+      const int64_t end = ONE ? 0 : chunk + up(std::min(weight.block, weight.group - begin), CHUNK);
+      do {
+        for (int o = 0; o < O; o++) fetch<KIND>(w[o], chunk);
+        for (int r = 0; r < R; r++) {
+          const Codes of_row = load<Codes>(q + r * width + chunk * CHUNK);
+          for (int o = 0; o < O; o++) whole[r][o] = dot<KIND>(whole[r][o], at<KIND>(w[o], chunk), of_row);
+        }
+        chunk++;
+      } while (!ONE && chunk < end);
+      for (int r = 0; r < R; r++)
+        for (int o = 0; o < O; o++) {
+          const Floats sums = __builtin_convertvector(whole[r][o], Floats) * of_block[r * blocks];
+          totals[r][o] += sums * scales[o * groups + group];
+        }
+      if (ONE) begin = weight.group;
+    }
+  for (int r = 0; r < R; r++)
+    for (int o = 0; o < O; o++) y[r][o] = sum(totals[r][o]);
+}
+
+// The same with inputs as they are. One row is scaled a group at a time; with several the codes are, which is once for
+// all rows and takes fewer registers.
+template <Kind KIND, int R, int O>
+void product_of_numbers(const Weight& weight, const Rows& x, int64_t row, const uint8_t* const* w, const float* scales,
+                        float (*y)[O]) {
+  const int64_t groups = weight.in / weight.group, chunks = up(weight.group, CHUNK);
+  const float* numbers = x.numbers.data() + row * x.width;
   Floats totals[R][O] = {};
   int64_t chunk = 0;
   for (int64_t group = 0; group < groups; group++) {
-    Floats sums[R][O] = {};
-    for (int64_t part = 0; part < within; part++) {
-      const int64_t n = std::min(weight.block, weight.group - part * weight.block), block = group * within + part;
-      const int64_t end = chunk + up(n, CHUNK);
-      if constexpr (Q8) {
-        Sums whole[R][O];
-        for (int r = 0; r < R; r++)
-          for (int o = 0; o < O; o++) whole[r][o] = x.starts[(row + r) * x.blocks + block];
-        for (; chunk < end; chunk++) {
-          for (int o = 0; o < O; o++) fetch<KIND>(w[o], chunk);
-          for (int r = 0; r < R; r++) {
-            const Codes q = load<Codes>(x.codes.data() + (row + r) * x.width + chunk * CHUNK);
-            for (int o = 0; o < O; o++) whole[r][o] = dot<KIND>(whole[r][o], at<KIND>(w[o], chunk), q);
+    Floats sums[O] = {};
+    const int64_t end = chunk + chunks;
+    do {
+      for (int o = 0; o < O; o++) {
+        Floats wide[PARTS];
+        fetch<KIND>(w[o], chunk);
+        widen<KIND>(at<KIND>(w[o], chunk), wide);
+        for (int i = 0; i < PARTS; i++) {
+          const float* some = numbers + chunk * CHUNK + i * LANES;
+          if constexpr (R == 1) {
+            sums[o] += wide[i] * load<Floats>(some);
+          } else {
+            const Floats scaled = wide[i] * scales[o * groups + group];
+            for (int r = 0; r < R; r++) totals[r][o] += scaled * load<Floats>(some + r * x.width);
           }
         }
-        for (int r = 0; r < R; r++)
-          for (int o = 0; o < O; o++)
-            sums[r][o] += __builtin_convertvector(whole[r][o], Floats) * x.scales[(row + r) * x.blocks + block];
-      } else {
-        for (; chunk < end; chunk++)
-          for (int o = 0; o < O; o++) {
-            Floats wide[PARTS];
-            fetch<KIND>(w[o], chunk);
-            widen<KIND>(at<KIND>(w[o], chunk), wide);
-            for (int r = 0; r < R; r++)
-              for (int i = 0; i < PARTS; i++)
-                sums[r][o] += wide[i] * load<Floats>(x.numbers.data() + (row + r) * x.width + chunk * CHUNK + i * LANES);
-          }
       }
-    }
-    for (int r = 0; r < R; r++)
-      for (int o = 0; o < O; o++) totals[r][o] += sums[r][o] * scales[o * groups + group];
+    } while (++chunk < end);
+    for (int o = 0; R == 1 && o < O; o++) totals[0][o] += sums[o] * scales[o * groups + group];
   }
   for (int r = 0; r < R; r++)
     for (int o = 0; o < O; o++) y[r][o] = sum(totals[r][o]);
@@ -206,19 +232,26 @@ void few_rows(const Weight& w, const Rows& x, int64_t row, const uint8_t* const*
   const int64_t groups = w.in / w.group;
   for (int64_t o = 0; o < outputs; o += O) {
     float part[R][O];
-    product<KIND, R, O, Q8>(w, x, row, codes + o, scales + o * groups, part);
+    if (Q8 && w.group == CHUNK)
+      product_of_codes<KIND, R, O, true>(w, x, row, codes + o, scales + o * groups, part);
+    else if (Q8)
+      product_of_codes<KIND, R, O, false>(w, x, row, codes + o, scales + o * groups, part);
+    else
+      product_of_numbers<KIND, R, O>(w, x, row, codes + o, scales + o * groups, part);
     for (int r = 0; r < R; r++)
       for (int64_t i = 0; i < std::min<int64_t>(O, outputs - o); i++) {
-        float& to = y[(row + r) * stride + o + i];
+        float& to = y[r * stride + o + i];
         to = part[r][i];
         if (zeros) to += dot_floats(zeros + (o + i) * groups, x.totals.data() + (row + r) * groups, groups);
       }
   }
 }
 
-// Outputs `first` to first + TILE − 1 of all rows -> y [rows, TILE], rows `stride` apart. room: [2, TILE, groups] floats.
+// Outputs `first` to first + TILE − 1 of some rows, `together` of them, from `row` on -> y [together, TILE], its rows
+// `stride` apart. room: [2, TILE, groups] floats.
 template <Kind KIND, bool Q8>
-void tile(const Weight& w, const Rows& x, int64_t rows, int64_t first, float* room, float* y, int64_t stride) {
+void tile(const Weight& w, const Rows& x, int64_t row, int64_t together, int64_t first, float* room, float* y,
+          int64_t stride) {
   const int64_t groups = w.in / w.group, outputs = std::min<int64_t>(TILE, w.out - first);
   const float shift = added<KIND, Q8>(w);
   float *scales = room, *zeros = w.zero || shift != 0 ? room + TILE * groups : nullptr;
@@ -236,12 +269,14 @@ void tile(const Weight& w, const Rows& x, int64_t rows, int64_t first, float* ro
       std::fill(zero, zero + groups, 0.f);
     for (int64_t i = 0; i < groups; i++) zero[i] += shift * scales[o * groups + i];
   }
-  for (int64_t row = 0; row < rows; row += 4) switch (std::min<int64_t>(4, rows - row)) {
-      case 1: few_rows<KIND, 1, 4, Q8>(w, x, row, codes, scales, zeros, outputs, y, stride); break;
-      case 2: few_rows<KIND, 2, 2, Q8>(w, x, row, codes, scales, zeros, outputs, y, stride); break;
-      case 3: few_rows<KIND, 3, 2, Q8>(w, x, row, codes, scales, zeros, outputs, y, stride); break;
-      default: few_rows<KIND, 4, 2, Q8>(w, x, row, codes, scales, zeros, outputs, y, stride);
-    }
+  switch (together) {
+    case 1: return few_rows<KIND, 1, 4, Q8>(w, x, row, codes, scales, zeros, outputs, y, stride);
+    case 2: return few_rows<KIND, 2, 2, Q8>(w, x, row, codes, scales, zeros, outputs, y, stride);
+    case 3: return few_rows<KIND, 3, 2, Q8>(w, x, row, codes, scales, zeros, outputs, y, stride);
+    case 4: return few_rows<KIND, 4, 2, Q8>(w, x, row, codes, scales, zeros, outputs, y, stride);
+    case 5: return few_rows<KIND, 5, 2, Q8>(w, x, row, codes, scales, zeros, outputs, y, stride);
+    default: return few_rows<KIND, 6, 2, Q8>(w, x, row, codes, scales, zeros, outputs, y, stride);
+  }
 }
 
 }  // namespace

@@ -80,6 +80,7 @@ struct Tokens {
 namespace {
 
 constexpr float LOWEST = -std::numeric_limits<float>::infinity();
+constexpr int64_t BLOCK = 16;        // outputs whose weights stay in the cache while rows pass
 constexpr int64_t LEAST_KEYS = 128;  // of a share; fewer are not worth putting together again
 
 struct Best {
@@ -294,26 +295,30 @@ struct Thread {
   // This thread's outputs, x [rows, in] -> y [rows, stride], added to what is there or in its place.
   void multiply(const Matrix& w, const float* x, int64_t rows, float* y, int64_t stride, bool add = false) {
     arrange_for(w, x, rows);
-    const int64_t tiles = up(w.out, TILE);
     float* room = w.kind < 3 ? nullptr : sized(own.scales, 2 * TILE * (w.in / w.codes.group));
-    float part[64 * TILE];
-    for (int64_t tile = share_of(tiles, thread); tile < share_of(tiles, thread + 1); tile++) {
-      const int64_t first = tile * TILE, count = std::min<int64_t>(TILE, w.out - first);
-      if (w.kind < 3)
-        by_type(w.kind, [&](auto type) {
-          float_tile<decltype(type)::value>(w.numbers, w.out, w.in, x, rows, w.in, first, part, TILE);
-        });
-      else
-        by_codes(w, [&](auto kind, auto q8) {
-          ::tile<decltype(kind)::value, decltype(q8)::value>(w.codes, own.inputs, rows, first, room, part, TILE);
-        });
-      for (int64_t row = 0; row < rows; row++)
-        for (int64_t o = 0; o < count; o++) {
-          const float found = part[row * TILE + o] + (w.bias ? w.bias[first + o] : 0);
-          float& to = y[row * stride + first + o];
-          to = add ? to + found : found;
+    const int64_t first = first_of(w.out, thread), end = first_of(w.out, thread + 1);
+    float part[TOGETHER * TILE];
+    for (int64_t block = first; block < end; block += BLOCK)  // few outputs, which stay in the cache, for all rows
+      for (int64_t row = 0, some; row < rows; row += some) {
+        some = next_rows(rows - row);
+        for (int64_t out = block; out < std::min(end, block + BLOCK); out += TILE) {
+          if (w.kind < 3)
+            by_type(w.kind, [&](auto type) {
+              float_tile<decltype(type)::value>(w.numbers, w.out, w.in, x + row * w.in, some, w.in, out, part, TILE);
+            });
+          else
+            by_codes(w, [&](auto kind, auto q8) {
+              ::tile<decltype(kind)::value, decltype(q8)::value>(w.codes, own.inputs, row, some, out, room, part, TILE);
+            });
+          const int64_t count = std::min<int64_t>(TILE, w.out - out);
+          for (int64_t r = 0; r < some; r++)
+            for (int64_t o = 0; o < count; o++) {
+              const float found = part[r * TILE + o] + (w.bias ? w.bias[out + o] : 0);
+              float& to = y[(row + r) * stride + out + o];
+              to = add ? to + found : found;
+            }
         }
-    }
+      }
   }
 
   // First and last of this thread's outputs of a matrix.

@@ -27,7 +27,7 @@ from workbench.native.build import library
 
 SOURCE = Path(__file__).with_name("step.cpp")
 TYPES = (torch.float32, torch.bfloat16, torch.float16)  # of numbers, as the loop counts them
-MAX_ROWS = 16  # of a batch; the loop has room for 64
+PIECE = 64  # rows that go through the layers together; more come one piece after the other
 LANES = 8  # a head's size is a multiple of this
 RMS_NORM, LAYER_NORM = 1, 2
 CODES, CODES_Q8 = 3, 4  # kinds of matrices behind TYPES
@@ -74,7 +74,9 @@ class ModelArguments(ctypes.Structure):
     """`struct Model`."""
 
     _fields_ = [
-        *_fields(Whole, "width", "heads", "kv_heads", "size", "hidden", "vocabulary", "layers", "sinks", "gated", "gelu"),
+        *_fields(
+            Whole, "width", "heads", "kv_heads", "size", "hidden", "vocabulary", "layers", "sinks", "gated", "gelu"
+        ),
         *_fields(Real, "attention_scale", "embedding_scale"),
         *_fields(Whole, "type"),
         *_fields(Pointer, "embedding", "positions", "layer"),
@@ -139,10 +141,7 @@ class Matrix:
     """
 
     def __init__(
-        self,
-        weight: torch.Tensor | CodeProduct,
-        bias: torch.Tensor | None = None,
-        divisor: torch.Tensor | None = None,
+        self, weight: torch.Tensor | CodeProduct, bias: torch.Tensor | None = None, divisor: torch.Tensor | None = None
     ) -> None:
         self.bias, self.divisor = _floats(bias), _floats(divisor)
         besides = _address(self.bias), _address(self.divisor)

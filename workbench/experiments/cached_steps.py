@@ -60,14 +60,14 @@ def arranged(bench: Bench, model: str | Model, arrangement: str) -> Model:
     return decoder
 
 
-def compiled_steps(model: Model) -> str:
-    """In a few words what the compiled steps of a model were, without where their code is kept, which is of one user's
-    machine; "" of a model whose steps are not compiled."""
-    if not isinstance(model, FastDecoder) or not model.compiled:
+def said_of_steps(model: Model) -> str:
+    """In a few words what the compiled or native steps of a model were, without where their code is kept, which is of
+    one user's machine; "" of a model whose steps are eager."""
+    if not isinstance(model, FastDecoder) or model.steps == "eager":
         return ""
-    if model.why_not_compiled:
+    if model.why_not_steps:
         return "steps run as they are"
-    return "; ".join(one.partition(", ")[0] for one in model.compiled_reason.split("; "))
+    return "; ".join(one.partition(", ")[0] for one in model.steps_reason.split("; "))
 
 
 def predicted_step(

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from workbench.models.fast import Model
 
 Case = TypeVar("Case")
-ARRANGEMENTS = ("plain", "fast", "compiled")
+ARRANGEMENTS = ("plain", "fast", "compiled", "native")
+
+
+def steps_of(arrangement: str) -> dict[str, Any]:
+    """What `prepare` is given for one of ARRANGEMENTS."""
+    return {"compile": arrangement == "compiled", "native": arrangement == "native"}
 
 
 class Bench:
@@ -66,10 +71,11 @@ class Bench:
     def model(self, name: str | Model, *, arrangement: str = "plain", **settings: Any) -> Model:
         """The model of that name on this bench's device, loaded once; a model is passed through as it is.
 
-        arrangement: "plain" (as `load` gives it), "fast" (`prepare`) or "compiled" (its steps of one row
-        compiled). Where both are wanted ask for "plain" first: arranged, the model shares what it can with it, and
-        a model that was only loaded to be arranged is not kept. settings: as for `workbench.models.load` (weights,
-        dtype, seed). The shape of a public model gets random weights: a time does not depend on the values.
+        arrangement: "plain" (as `load` gives it), "fast" (`prepare`), "compiled" (its steps of one row compiled)
+        or "native" (those of a few rows one function in C++). Where both are wanted ask for "plain" first: arranged,
+        the model shares what it can with it, and a model that was only loaded to be arranged is not kept. settings: as
+        for `workbench.models.load` (weights, dtype, seed). The shape of a public model gets random weights: a time does
+        not depend on the values.
         """
         if arrangement not in ARRANGEMENTS:
             raise unknown("arrangement", arrangement, ARRANGEMENTS)
@@ -92,7 +98,7 @@ class Bench:
                 if not known:  # nobody asked for it: what `prepare` joins would be held twice
                     del self._models[name, "plain", *key[2:]]
                 self.report(f"arranging {name} for inference")
-                self._models[key] = prepare(model, compile=arrangement == "compiled", say=self.report)
+                self._models[key] = prepare(model, **steps_of(arrangement), say=self.report)
         return self._models[key]
 
     def ceilings(self) -> devices.Ceilings:

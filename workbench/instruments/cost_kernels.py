@@ -38,9 +38,17 @@ class KernelCounter(LayerCounter):
     """`LayerCounter` for the arrangement "kernels". paged: k and v are written to their blocks as they turn."""
 
     def __init__(
-        self, config: ModelConfig, rows: int, weight: float, wide: float, linear: float | None, *, paged: bool
+        self,
+        config: ModelConfig,
+        rows: int,
+        weight: float,
+        wide: float,
+        linear: float | None,
+        head: float | None,
+        *,
+        paged: bool,
     ) -> None:
-        super().__init__(config, rows, weight, wide, linear)
+        super().__init__(config, rows, weight, wide, linear, head)
         reason = why_no_kernels(config)
         if reason:
             raise WorkbenchError(f"arrangement 'kernels' does not go with this shape ({reason}); count 'fast'")

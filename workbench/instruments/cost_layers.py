@@ -66,13 +66,22 @@ ORDER = (
 class LayerCounter:
     """The operations of one step over N rows, each with its formula; those of all layers together.
 
-    weight, wide: bytes of an element of the weights, and of what the rows hold. linear: of the matrices of the layers
-    where they are stored in another format; head, embedding, norms and biases stay at `weight`.
+    weight, wide: bytes of an element of the weights, and of what the rows hold. linear, head: of the matrices of the
+    layers, and of the head, where they are stored in another format; embedding, norms and biases stay at `weight`.
     """
 
-    def __init__(self, config: ModelConfig, rows: int, weight: float, wide: float, linear: float | None = None) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        rows: int,
+        weight: float,
+        wide: float,
+        linear: float | None = None,
+        head: float | None = None,
+    ) -> None:
         self.config, self.rows, self.weight, self.wide = config, rows, weight, wide
         self.linear = weight if linear is None else linear
+        self.head = weight if head is None else head
         self.layers, self.narrow = config.num_layers, wide < 4
         self.attending = len(config.attention_layers)
         self.owners = len(config.kv_layers)  # layers with keys of their own; the others project a query only
@@ -86,7 +95,7 @@ class LayerCounter:
         """y = x·Wᵀ over `rows` rows: 2·rows·in·out FLOPs; x and W read, y written."""
         rows, count = self.rows if rows is None else rows, self.layers if count is None else count
         written = count * rows * wide_out * self.wide
-        matrix = wide_in * wide_out * (self.weight if part == "head" else self.linear)
+        matrix = wide_in * wide_out * (self.head if part == "head" else self.linear)
         return OperationCosts(
             name,
             part,

@@ -55,6 +55,7 @@ def step_costs(
     logit_rows: int,
     weight_bytes_per_element: float,
     linear_bytes_per_element: float | None = None,
+    head_bytes_per_element: float | None = None,
     activation_bytes_per_element: float | None = None,
     kv: str = "recompute",
     kv_bytes_per_element: float | None = None,
@@ -72,6 +73,7 @@ def step_costs(
     logit_rows: rows for which the output head is computed; at 0 it is not read either.
     linear_bytes_per_element: of the matrices of the layers alone, scales and all, where they are stored in fewer bits:
         nbytes / weights of `QuantizedLinear`s. Each is read once a step, so a step reads that many bytes of them.
+    head_bytes_per_element: the same of the head.
     activation_bytes_per_element: default the weights', but at least 2: quantized weights still multiply 16-bit
         activations.
     kv, kv_settings: the kind, one of COUNTED_KVS, and what it is made with, as for `kv_for`: form= (latent), window=,
@@ -98,9 +100,14 @@ def step_costs(
     if not 0 <= logit_rows <= rows:
         raise WorkbenchError(f"logit_rows must be from 0 to {rows}, the rows there are; got {logit_rows}")
     memory = _memory(config, contexts, wide, kv, kv_bytes_per_element, kv_settings, latent_form)
-    if linear_bytes_per_element is not None and not linear_bytes_per_element > 0:
-        raise WorkbenchError(f"linear_bytes_per_element must be above 0, got {linear_bytes_per_element}")
-    elements = weight_bytes_per_element, wide, linear_bytes_per_element
+    in_few_bits = {
+        "linear_bytes_per_element": linear_bytes_per_element,
+        "head_bytes_per_element": head_bytes_per_element,
+    }
+    for name, size in in_few_bits.items():
+        if size is not None and not size > 0:
+            raise WorkbenchError(f"{name} must be above 0, got {size}")
+    elements = weight_bytes_per_element, wide, linear_bytes_per_element, head_bytes_per_element
     by_kernel = arrangement == "kernels" and kv == "paged"
     count = (
         KernelCounter(config, rows, *elements, paged=by_kernel)

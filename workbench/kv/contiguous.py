@@ -152,8 +152,8 @@ class Contiguous(Slots):
         self._batch = None
 
     def place_batch(self, batch: Batch) -> Placed | None:
-        """`begin`, and where the batch's keys and values belong, for a step that attends and writes by itself; it counts
-        as done. None, and nothing has changed, where a class on top may attend in another way."""
+        """`begin`, and where the batch's keys and values belong, for a step that attends and writes by itself; it
+        counts as done. None, and nothing has changed, where a class on top may attend in another way."""
         if type(self) is not Contiguous:
             return None
         self.begin(batch)

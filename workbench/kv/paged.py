@@ -219,9 +219,9 @@ class Paged(Slots):
         self._batch = None
 
     def place_batch(self, batch: Batch) -> Placed | None:
-        """`begin`, and where the batch's keys and values belong, for a step that attends and writes by itself; it counts
-        as done. None, and nothing has changed, where they are stored as something else, and where a class on top may
-        attend in another way."""
+        """`begin`, and where the batch's keys and values belong, for a step that attends and writes by itself; it
+        counts as done. None, and nothing has changed, where they are stored as something else, and where a class on top
+        may attend in another way."""
         if type(self).attend is not Paged.attend or not isinstance(self.store, KeysAndValues):
             return None
         self._begin_books(batch)

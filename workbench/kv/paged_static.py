@@ -24,7 +24,6 @@ from workbench.kv.latent import hiding
 from workbench.kv.paged import Paged, Room
 from workbench.kv.paged_step import Group, spread
 from workbench.kv.paged_triton import KernelStep
-from workbench.kv.slots import Places
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
 from workbench.models.latent import UpProjections

@@ -39,10 +39,11 @@ from workbench.models.fast_layers import (
     TorchNorm,
     detached,
     fast_layers,
+    joined,
     small_norm,
 )
 from workbench.models.graphs import check_graphs
-from workbench.models.linear import INPUTS, Matvec, linear_class, reason_of
+from workbench.models.linear import INPUTS, Linear, Matvec, linear_class, reason_of
 from workbench.models.measured_linear import MeasuredLinear, maker_by_time
 from workbench.models.native_steps import NativeSteps, why_not_native
 from workbench.models.one_call import StepParts
@@ -81,7 +82,7 @@ def prepare(
     because nobody has measured yet what it gains. experts: how a mixture of experts runs, "loop" or "grouped"
     (workbench.models.fast_experts), which is not the default for the same reason. inputs: what quantized linears are
     multiplied with: "exact", or "q8" (CPU): rounded to 8 bits too, a scale a block, so that products are whole numbers.
-    That is faster and moves the logits a little, so it is never chosen by itself. native: batches of up to 16 rows are
+    That is faster and moves the logits a little, so it is never chosen by itself. native: batches of a few rows are
     one function in C++ each, whatever sequences they belong to (workbench.models.native_steps; CPU, needs a C++
     compiler once a machine); they too read the weights unpacked. Where that cannot be, they run as they are, and
     `why_not_native` of the result says why; `native_reason` says what became of the last batch. Not with compile.
@@ -222,11 +223,11 @@ class FastDecoder:
             self._embedding_scale = model.embedding_scale
             self._norm = norm(model.norm, self._wide)
             self._layers = fast_layers(model, make, norm, self._wide, kinds, experts, inputs)
-            self._head = make(model.head.weight.detach(), None)
+            self._head = joined(make, model.dtype, model.head, inputs=inputs)
             self._why_not_compiled, self._steps = "compile=False", None
             if compile_steps:
                 self._why_not_compiled, self._steps = self._compiled(model, say or to_standard_error)
-            self.why_not_native, self._native = "native=False", None
+            self.asked_native, self.why_not_native, self._native = native, "native=False", None
             if native:
                 self.why_not_native, self._native = self._as_native(model, inputs, say or to_standard_error)
         self._launching: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -308,6 +309,22 @@ class FastDecoder:
         return steps is not None and steps.may_call(kv)
 
     @property
+    def steps(self) -> str:
+        """How steps of one row were asked for: "eager", "compiled" or "native"."""
+        return "native" if self.asked_native else "compiled" if self.compiled else "eager"
+
+    @property
+    def why_not_steps(self) -> str:
+        """Why steps are not what was asked for; "" where they are."""
+        reasons = {"native": self.why_not_native, "compiled": self.why_not_compiled, "eager": ""}
+        return reasons[self.steps]
+
+    @property
+    def steps_reason(self) -> str:
+        """What steps were, in words; "" of eager ones."""
+        return {"native": self.native_reason, "compiled": self.compiled_reason, "eager": ""}[self.steps]
+
+    @property
     def native_reason(self) -> str:
         """What the last batch was: one function, or why not, in words."""
         return self.why_not_native if self._native is None else self._native.reason
@@ -337,7 +354,7 @@ class FastDecoder:
             stream=self._wide,
             layers=fast_layers(model, Matvec, TorchNorm, self._wide),
             norm=TorchNorm(model.norm, self._wide),
-            head=Matvec(model.head.weight.detach()),
+            head=joined(Matvec, model.dtype, model.head),
             attention_scale=self.config.attention_scale,
             tables=len(self._tables),
             window=self.config.sliding_window is not None,
@@ -405,6 +422,18 @@ class FastDecoder:
         return sum(layer.weight_bytes for layer in self._steps.layers) + self._steps.head.weight_bytes
 
     @property
+    def step_head_bytes(self) -> int:
+        """Of those the head's."""
+        if self._native is not None:
+            return self._native.parts.head.nbytes
+        steps = self if self._steps is None or self._steps.why_not else self._steps
+        return steps.head.weight_bytes
+
+    @property
+    def head(self) -> Linear:
+        return self._head
+
+    @property
     def forms(self) -> dict[str, str]:
         """How each matrix is held, in a few words: {"layers.0.qkv": "packed", …, "head": "packed"}."""
         found = {
@@ -417,7 +446,8 @@ class FastDecoder:
     @property
     def form_reasons(self) -> list[str]:
         """Why quantized matrices have their forms, each reason once."""
-        every = (reason_of(linear) for layer in self._layers for linear in layer.linears.values())
+        every = [reason_of(linear) for layer in self._layers for linear in layer.linears.values()]
+        every.append(reason_of(self._head))
         return list(dict.fromkeys(filter(None, every)))
 
 

@@ -2,15 +2,16 @@
 
     a decode step of one sequence       one row                        1
     of B sequences                      one row each                   B
-    a verification of K drafted tokens  a chain                    K + 1      all at most MAX_ROWS together
-    a prompt's chunk, its last one …    a chain, one row of logits     n
+    a verification of K drafted tokens  a chain                    K + 1
+    a prompt, or a chunk of one         a chain, one row of logits     n
 
 Nothing is compiled for a shape: one library serves every model, in float32, bfloat16, float16 and codes of 8 or 4 bits,
 and is made once a machine in some seconds. No Python and no allocation runs between its products; threads meet at
 barriers, five a layer. So a step takes what its bytes take, and little more.
 
 It reads keys and values where they lie, in slots or blocks, of every kv that says where (`step_storage`,
-`place_batch`). What it does not take runs as it did: larger batches, trees, other kvs (`NativeSteps.reason` says why).
+`place_batch`). What it does not take runs as it did: larger batches (`rows_limit`), trees, other kvs
+(`NativeSteps.reason` says why).
 
 Between the matrices numbers stay float32, where a model in 16 bits run by torch rounds after each operation: logits
 differ from torch's by such roundings, and are closer to those of the same weights in float32.
@@ -19,6 +20,7 @@ differ from torch's by such roundings, and are closer to those of the same weigh
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -26,14 +28,15 @@ from torch import nn
 
 from workbench.errors import WorkbenchError
 from workbench.kernels.cpu import step as loop
-from workbench.kernels.cpu.step import MAX_ROWS, Keys, LayerParts, Matrix, ModelParts, Norm, Strides
+from workbench.kernels.cpu.step import PIECE, Keys, LayerParts, Matrix, ModelParts, Norm, Strides
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
 from workbench.models.decoder import Decoder, DecoderLayer
 from workbench.models.fast_layers import RMS_NORMS, detached, norm_weight
-from workbench.models.one_call import ShowsStorage
 
 Tables = Callable[[int], list[torch.Tensor]]  # of cos and sin, for so many positions
+MAX_ROWS = 32  # of float32: with more a product of matrices as large as a processor's caches like them is ahead
+MAX_ROWS_OF_CODES = PIECE  # with more they become numbers first, once for all rows
 Said = torch.Tensor  # [3] float64: a token, the log of its probability, its logit
 
 
@@ -78,12 +81,12 @@ def why_not_shape(config: ModelConfig) -> str:
 class NativeSteps:
     """The steps of one model. reason: what became of the last batch, in words."""
 
-    def __init__(self, model: Decoder, inputs: str = "exact", head: Any = None) -> None:
-        """inputs: of quantized linears, see `prepare`. head: a quantized linear in the place of the model's own. Raises
-        WorkbenchError where a matrix has no form for it."""
+    def __init__(self, model: Decoder, inputs: str = "exact") -> None:
+        """inputs: of quantized linears, see `prepare`. Raises WorkbenchError where a matrix has no form for it."""
         self.config, self.name = model.config, model.name
-        self.parts = _parts_of(model, inputs, model.head if head is None else head)
+        self.parts = _parts_of(model, inputs)
         self.reason = "no step was taken yet"
+        self.max_rows = rows_limit(model)
         self._turns: list[tuple[torch.Tensor, torch.Tensor]] = []  # tables as they came, and in float32
 
     @property
@@ -99,10 +102,10 @@ class NativeSteps:
         return hasattr(kv, "step_storage") and bool(kv.config == self.config)
 
     def one_call(
-        self, token: int, position: int, sequence: Hashable, kv: ShowsStorage, tables: Tables
+        self, token: int, position: int, sequence: Hashable, kv: Any, tables: Tables
     ) -> tuple[torch.Tensor, Said] | None:
-        """(logits [1, V] float32, said), and the kv has the token. None where it has to come in a batch, and nothing has
-        changed."""
+        """(logits [1, V] float32, said), and the kv has the token. None where it has to come in a batch, and nothing
+        has changed."""
         storage = kv.step_storage(sequence)
         if storage is None or storage.length != position or not 0 <= token < self.config.vocab_size:
             return None  # whoever takes the step the ordinary way says what is wrong
@@ -135,8 +138,8 @@ class NativeSteps:
         return logits
 
     def _why_not(self, batch: Batch, kv: Any) -> str:
-        if batch.num_tokens > MAX_ROWS:
-            return f"{batch.num_tokens} rows run as they are: up to {MAX_ROWS} are one function"
+        if self.max_rows is not None and batch.num_tokens > self.max_rows:
+            return f"{batch.num_tokens} rows run as they are: up to {self.max_rows} are one function"
         if batch.parents is not None:
             return "a tree runs as it is"
         if type(batch) is not Batch or batch.token_ids.device.type != "cpu":
@@ -159,16 +162,48 @@ class NativeSteps:
         turns: list[torch.Tensor],
         wanted: Sequence[int],
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        threads = torch.get_num_threads()
-        return loop.run(
-            self.parts, where, token_ids, positions, starts, blocks, self._in_floats(turns), wanted, threads
-        )
+        """As `kernels.cpu.step.run`; of many rows a piece after the other, each over the keys of those before it."""
+        threads, tables = torch.get_num_threads(), self._in_floats(turns)
+        if len(token_ids) <= PIECE:
+            return loop.run(self.parts, where, token_ids, positions, starts, blocks, tables, wanted, threads)
+        found = []
+        for first in range(0, len(token_ids), PIECE):
+            end = min(first + PIECE, len(token_ids))
+            here = [index for index, (a, b) in enumerate(pairwise(starts)) if a < end and b > first]
+            ends = [min(starts[index + 1], end) - first for index in here]
+            rows = [row - first for row in wanted if first <= row < end]
+            some = [blocks[index] for index in here]
+            ids, at = token_ids[first:end], positions[first:end]
+            found.append(loop.run(self.parts, where, ids, at, [0, *ends], some, tables, rows, threads))
+        logits, said = (torch.cat(parts) for parts in zip(*found))
+        return logits, said
 
     def _in_floats(self, turns: list[torch.Tensor]) -> list[torch.Tensor]:
         """Tables [positions, 2, D] in float32, converted when one came that is longer."""
         if len(turns) != len(self._turns) or any(one is not known for one, (known, _) in zip(turns, self._turns)):
             self._turns = [(one, one.float().contiguous()) for one in turns]
         return [floats for _, floats in self._turns]
+
+
+def rows_limit(model: Decoder) -> int | None:
+    """Rows up to which this is the faster way, None: always; by rule, from what was measured with two threads and AVX2.
+
+    Numbers of 16 bits that the processor cannot multiply take torch four times as long as this loop, whatever the rows.
+    """
+    if model.dtype != torch.float32 and not multiplies(model.dtype):
+        return None
+    return MAX_ROWS_OF_CODES if any(hasattr(one, "for_loop") for one in model.modules()) else MAX_ROWS
+
+
+def multiplies(dtype: torch.dtype) -> bool:
+    """Whether torch has instructions of this processor for products of such numbers of 16 bits."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    known = {
+        torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
+        torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
+    }
+    return bool(known[dtype]())
 
 
 def slots_of(keys: torch.Tensor, values: torch.Tensor) -> Keys:
@@ -184,7 +219,7 @@ def slots_of(keys: torch.Tensor, values: torch.Tensor) -> Keys:
 # -- a model's parts ---------------------------------------------------------------------------------------------------
 
 
-def _parts_of(model: Decoder, inputs: str, head: Any) -> ModelParts:
+def _parts_of(model: Decoder, inputs: str) -> ModelParts:
     config = model.config
     place = {layer: index for index, layer in enumerate(config.kv_layers)}
     positions = model.embed_positions
@@ -205,7 +240,7 @@ def _parts_of(model: Decoder, inputs: str, head: Any) -> ModelParts:
             for index, layer in enumerate(model.layers)
         ],
         norm=_norm(model.norm),
-        head=_matrix(head, inputs),
+        head=_matrix(model.head, inputs),
     )
 
 

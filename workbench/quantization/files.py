@@ -114,6 +114,7 @@ def _build(folder: Path, description: dict, tensors: dict[str, torch.Tensor], de
     linears = {
         n: m for n, m in model.get_submodule("layers").named_modules(prefix="layers") if isinstance(m, nn.Linear)
     }
+    linears["head"] = model.head
     left = dict(tensors)
     for name, entry in description["linears"].items():
         if name not in linears:
@@ -132,7 +133,7 @@ def _build(folder: Path, description: dict, tensors: dict[str, torch.Tensor], de
         setattr(model.get_submodule(owner), leaf, nn.Parameter(value, requires_grad=False))
     if left:
         raise WorkbenchError(f"tensor {next(iter(left))!r} is none of this model's")
-    if config.tie_embeddings:
+    if config.tie_embeddings and isinstance(model.head, nn.Linear):
         model.head.weight = model.embed.weight
     for rotary in (model.rotary, model.local_rotary):
         if rotary is not None:

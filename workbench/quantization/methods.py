@@ -13,6 +13,8 @@ from workbench.quantization.calibration import Inputs
 from workbench.quantization.folding import LayerParts
 from workbench.quantization.stored import StoredWeight
 
+HEAD_GROUP = 32  # inputs of the head that share a scale
+
 
 class Method(ABC):
     """A quantization method with its settings. Made for one recipe; holds no state between layers."""
@@ -38,9 +40,10 @@ class QuantizationRecipe:
     """A method and its settings, as plain data: what is saved beside the weights.
 
     bits, group: of methods with groups; None: the method's own. options: settings of the method alone.
-    skip: linears left as they are, by the end of their name. The head and what latent attention folds into its
-    queries are never quantized.
-    Raises WorkbenchError for an unknown method or option (naming the nearest), and for numbers that make no sense.
+    skip: linears left as they are, by the end of their name. head_bits: of the output head, whose weights are rounded
+    to the nearest code (RTN, symmetric) in groups of HEAD_GROUP inputs, whatever the method; None: it stays as it is.
+    What latent attention folds into its queries is never quantized. Raises WorkbenchError for an unknown method or
+    option (naming the nearest), and for numbers that make no sense.
     """
 
     method: str
@@ -48,8 +51,11 @@ class QuantizationRecipe:
     group: int | None = None
     options: dict[str, int | float | bool | str | None] = field(default_factory=dict)
     skip: tuple[str, ...] = ()
+    head_bits: int | None = None
 
     def __post_init__(self) -> None:
+        if self.head_bits is not None and (not is_whole(self.head_bits) or not 2 <= self.head_bits <= 8):
+            raise WorkbenchError(f"head_bits must be a whole number from 2 to 8, or None, got {self.head_bits!r:.80}")
         self.make()
 
     def make(self) -> Method:
@@ -88,19 +94,20 @@ class QuantizationRecipe:
             "group": self.group,
             "options": dict(self.options),
             "skip": list(self.skip),
-        }
+        } | ({} if self.head_bits is None else {"head_bits": self.head_bits})
 
     @classmethod
     def from_dict(cls, values: dict) -> QuantizationRecipe:
         if not isinstance(values, dict):
             raise WorkbenchError(f"a recipe must be a dict, got {type(values).__name__}")
-        check_settings("a recipe", values, ("method", "bits", "group", "options", "skip"))
+        check_settings("a recipe", values, ("method", "bits", "group", "options", "skip", "head_bits"))
         if not isinstance(values.get("method"), str):
             raise WorkbenchError(f"a recipe names its method, got {values.get('method')!r}")
         options, skip = values.get("options") or {}, values.get("skip") or ()
         if not isinstance(options, dict) or not isinstance(skip, list | tuple):
             raise WorkbenchError("a recipe's options are a dict and its skip is a list of names")
-        return cls(values["method"], values.get("bits"), values.get("group"), options, tuple(skip))
+        numbers = values.get("bits"), values.get("group")
+        return cls(values["method"], *numbers, options, tuple(skip), values.get("head_bits"))
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,9 +21,10 @@ from workbench.errors import WorkbenchError, unknown
 from workbench.models.decoder import Decoder, check_all_attend
 from workbench.quantization.calibration import Calibration, Inputs, Reading, squared_gradients
 from workbench.quantization.folding import LayerParts
+from workbench.quantization.formats import IntegerFormat
 from workbench.quantization.linear import QuantizedLinear
-from workbench.quantization.methods import Method, QuantizationRecipe
-from workbench.quantization.stored import check_finite
+from workbench.quantization.methods import HEAD_GROUP, Method, QuantizationRecipe
+from workbench.quantization.stored import Grouped, check_finite
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,8 @@ def quantize(
     report: Callable[[str], None] | None = None,
     check_stop: Callable[[], None] | None = None,
 ) -> Decoder:
-    """A new model with the linears of its layers quantized as the recipe says. `model` is not changed; what is not
-    quantized (embedding, head, norms that nothing is folded into) is shared with it.
+    """A new model with the linears of its layers quantized as the recipe says, and the head where it says so. `model`
+    is not changed; what is not quantized (embedding, norms that nothing is folded into) is shared with it.
 
     calibration: needed by methods that use their inputs; for others it only serves to report errors.
     report: called with a message before each layer. check_stop: called before each layer; may raise to stop, and then
@@ -111,6 +113,9 @@ def quantize(
                 found.append(_quantize_one(parts, name, where, method, got, divisor))
         if reading is not None:
             reading.step()
+    if recipe.head_bits is not None:
+        new.head, of_head = _quantized_head(new.head, recipe.head_bits)
+        found.append(of_head)
     new.quantization = QuantizationReport(recipe, tuple(found), time.perf_counter() - started)
     new.name = f"{model.name}-{recipe.method}" + (f"-{recipe.bits}bit" if recipe.bits else "")
     return new
@@ -146,6 +151,17 @@ def _quantize_one(
     parts.replace(name, quantized)
     lost = None if inputs is None else inputs.output_error(weight, stored.dequantize())
     return LinearReport(where, quantized.nbytes, stored.bits_per_weight, lost)
+
+
+def _quantized_head(head: nn.Linear, bits: int) -> tuple[Any, LinearReport]:
+    weight = head.weight.detach().float()
+    try:
+        check_finite(weight)
+        stored = Grouped.rounded(weight, IntegerFormat(bits, True), HEAD_GROUP)
+    except WorkbenchError as error:
+        raise WorkbenchError(f"head: {error}") from error
+    quantized = QuantizedLinear(stored, head.bias)
+    return quantized, LinearReport("head", quantized.nbytes, stored.bits_per_weight, None)
 
 
 def copy_of(model: Decoder) -> Decoder:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from workbench.errors import is_number
-from workbench.instruments.bench import Bench
+from workbench.instruments.bench import Bench, steps_of
 from workbench.recorder import Run
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class RehearsalBench(Bench):
             if arrangement == "plain":
                 self._models[key] = stand_in(name, settings.get("dtype"))
             else:
-                self._models[key] = prepare(self.model(name, **settings), compile=arrangement == "compiled")
+                self._models[key] = prepare(self.model(name, **settings), **steps_of(arrangement))
         return self._models[key]
 
 

@@ -23,7 +23,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from workbench.errors import WorkbenchError
-from workbench.experiments.cached_steps import compiled_steps
+from workbench.experiments.cached_steps import said_of_steps
 from workbench.experiments.contract import brief_mode
 from workbench.experiments.in_transformers import in_transformers, why_not_in_transformers
 from workbench.generation import stream
@@ -105,7 +105,7 @@ def _one_call(bench: Bench, decoder: Decoder) -> Way:
     made = prepare(decoder, linear="plain", compile=True, say=bench.report)
     begin = _ours(ONE_CALL, made).begin
     kept = stored_dtype(made.dtype, "cpu")
-    return Way(ONE_CALL, begin, kept, functools.partial(compiled_steps, made), lambda: made.why_not_compiled)
+    return Way(ONE_CALL, begin, kept, functools.partial(said_of_steps, made), lambda: made.why_not_compiled)
 
 
 def _theirs(decoder: Decoder) -> Way:

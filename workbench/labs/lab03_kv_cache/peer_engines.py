@@ -1,15 +1,15 @@
 """The contenders of cache.peers: ours, transformers and llama.cpp, each with its weights in float32, bfloat16 or few
 bits.
 
-    format      ours                                  llama.cpp   bits per weight
-    float32     `prepare`, eager and compiled         float32     32
-    bfloat16    the same                              bfloat16    16
-    8 bits      `quantize`, RTN in groups of 32       q8_0        8.5
-    4 bits      the same                              q4_0        4.5
+    format      ours                                      llama.cpp   bits per weight
+    float32     `prepare`: eager, compiled and native     float32     32
+    bfloat16    the same                                  bfloat16    16
+    8 bits      `quantize`, RTN in groups of 32           q8_0        8.5
+    4 bits      the same                                  q4_0        4.5
 
-Few bits are those of the layers' matrices. The head of ours stays in the model's type, float32 or bfloat16, both of
-which run; llama.cpp's is q8_0 (see `gguf_file`). transformers has no weights in few bits here. Who cannot run is left
-out by name, with the reason, through `bench.report`.
+Few bits are those of the layers' matrices; the head has 8 in both, ours and llama.cpp's. Embeddings and norms of ours
+stay in the model's type, float32 or bfloat16, both of which run. transformers has no weights in few bits here. Who
+cannot run is left out by name, with the reason, through `bench.report`.
 """
 
 from __future__ import annotations
@@ -57,13 +57,15 @@ BASELINE = "transformers, dynamic cache, float32"
 OURS = "ours, float32"
 GROUP = 32  # weights that share a scale in few bits, as in llama.cpp's formats
 SCALE_BYTES = 2  # float16
+HEAD_BITS = 8
 BITS = {"8 bits": 8, "4 bits": 4}
 GGUF_NAMES = {"8 bits": "q8_0", "4 bits": "q4_0"}
 WAYS: tuple[tuple[str, str, dict[str, Any]], ...] = (  # label before and after the format, and what `prepare` is given
     ("", "", {}),
     ("", ", inputs in 8 bits", {"inputs": "q8"}),
     ("compiled, ", "", {"compile": True}),
-    ("compiled, ", ", inputs in 8 bits", {"compile": True, "inputs": "q8"}),
+    ("native, ", "", {"native": True}),
+    ("native, ", ", inputs in 8 bits", {"native": True, "inputs": "q8"}),
 )
 
 
@@ -76,7 +78,7 @@ class Engine:
     oracle: makes the plain Decoder that its tokens are held against; engines that share the function share it.
     element_bytes: what the cost model is to know of it. weight_bytes: that a step reads, where the file says so.
     rounded: the products whose inputs it rounds to 8 bits, see `peer_oracles`. about: more settings of a Measurement.
-    compiled: the model whose steps are compiled, which may come out otherwise. words: more for its check.
+    stepping: the model whose steps are compiled or native, which may come out otherwise. words: more for its check.
     samples: {what was measured: seconds of each round}; tokens: the last ones.
     """
 
@@ -89,7 +91,7 @@ class Engine:
     weight_bytes: float | None = None
     rounded: str = ""
     about: dict[str, Any] = field(default_factory=dict)
-    compiled: FastDecoder | None = None
+    stepping: FastDecoder | None = None
     words: Callable[[], str] = lambda: ""
     samples: dict[str, list[float]] = field(default_factory=dict)
     tokens: dict[str, Tokens] = field(default_factory=dict)
@@ -101,11 +103,11 @@ class Engine:
     @property
     def why_not(self) -> str:
         """Why it is not what its name says, known after the first request; "" where it is."""
-        return "" if self.compiled is None else self.compiled.why_not_compiled
+        return "" if self.stepping is None else self.stepping.why_not_steps
 
     def counted(self, costs: StepCosts) -> StepCosts:
-        """Steps of one compiled call start nothing."""
-        return costs if self.compiled is None or costs.rows > 1 else costs.in_one_call()
+        """Steps of one call start nothing."""
+        return costs if self.stepping is None or costs.rows > 1 else costs.in_one_call()
 
 
 def engines(
@@ -124,7 +126,7 @@ def engines(
     With weights in few bits alone two others run too, because ratios are to them: OURS and the BASELINE.
     """
     if compiled and (reason := why_no_compiler()):
-        bench.report(f"compiled contenders are left out: {reason}")
+        bench.report(f"compiled and native contenders are left out: {reason}")
         compiled = False
     in_full, in_few = weights != "few bits", weights != "as trained"
 
@@ -158,8 +160,9 @@ def name_of(dtype: torch.dtype) -> str:
 def _ours_as_trained(bench: Bench, model: str, oracle: MakeOracle, compiled: bool) -> Iterator[Engine]:
     for dtype in DTYPES:
         name = name_of(dtype)
-        for label, arrangement in (("ours", "fast"), ("ours, compiled", "compiled")):
-            if arrangement == "compiled" and not compiled:
+        ways = {"ours": "fast", "ours, compiled": "compiled", "ours, native": "native"}
+        for label, arrangement in ways.items():
+            if arrangement != "fast" and not compiled:
                 continue
             ready = bench.model(model, dtype=name, arrangement=arrangement)
             yield _ours(f"{label}, {name}", name, dtype, ready, oracle)
@@ -178,7 +181,7 @@ def _ours_in_few_bits(bench: Bench, model: str, decoder: Decoder, compiled: bool
             oracle = functools.partial(dequantized, quantized, decoder)
             for before, after, settings in WAYS:
                 name = f"ours, {before}{format}{after}, {name_of(dtype)}"
-                if settings.get("compile") and not compiled:
+                if before and not compiled:
                     continue
                 try:
                     ready = prepare(quantized, say=bench.report, **settings)
@@ -187,39 +190,45 @@ def _ours_in_few_bits(bench: Bench, model: str, decoder: Decoder, compiled: bool
                     continue
                 inputs = settings.get("inputs", "exact")
                 engine = _ours(name, format, dtype, ready, oracle)
-                engine.element_bytes |= {"linear_bytes_per_element": _linear_bytes(ready, quantized)}
+                engine.element_bytes |= _bytes_in_few_bits(ready, quantized)
                 engine.about |= {"format": f"int{bits}", "group": GROUP, "inputs": inputs}
-                engine.rounded, engine.words = "layers" * (inputs == "q8"), functools.partial(_forms, ready)
+                engine.rounded, engine.words = "all" * (inputs == "q8"), functools.partial(_forms, ready)
                 yield engine
 
 
 def recipe(bits: int) -> QuantizationRecipe:
     """A code and its share of a scale: bits + 0.5 bits per weight."""
-    return QuantizationRecipe("rtn", bits, GROUP, {"symmetric": True})
+    return QuantizationRecipe("rtn", bits, GROUP, {"symmetric": True}, head_bits=HEAD_BITS)
 
 
 def _ours(name: str, format: str, dtype: torch.dtype, ready, oracle: MakeOracle) -> Engine:
     def run(prompt: Tokens, new_tokens: int) -> Tokens:
         return generate(ready, prompt, max_new_tokens=new_tokens, stop_token_ids=(), kv="contiguous").tokens
 
-    compiled = ready if ready.compiled else None
-    return Engine(name, format, dtype, run, oracle, _element_bytes(dtype), compiled=compiled)
+    stepping = None if ready.steps == "eager" else ready
+    return Engine(name, format, dtype, run, oracle, _element_bytes(dtype), stepping=stepping)
 
 
 def _element_bytes(dtype: torch.dtype) -> dict[str, float]:
     return {"weight_bytes_per_element": dtype.itemsize, "kv_bytes_per_element": stored_dtype(dtype, "cpu").itemsize}
 
 
-def _linear_bytes(ready: FastDecoder, quantized: Decoder) -> float:
-    """Bytes of a weight of the layers, scales and all, in the form that a step reads. Biases are counted elsewhere."""
-    linears = [one for one in quantized.modules() if isinstance(one, QuantizedLinear)]
-    others = quantized.head.weight.nbytes + sum(one.bias.nbytes for one in linears if one.bias is not None)
-    return (ready.step_weight_bytes - others) / sum(one.in_features * one.out_features for one in linears)
+def _bytes_in_few_bits(ready: FastDecoder, quantized: Decoder) -> dict[str, float]:
+    """Bytes of a weight of the layers, and of the head, scales and all, in the form that a step reads. Biases are
+    counted elsewhere."""
+    linears = [one for one in quantized.get_submodule("layers").modules() if isinstance(one, QuantizedLinear)]
+    weights = sum(one.in_features * one.out_features for one in linears)
+    biases = sum(one.bias.nbytes for one in linears if one.bias is not None)
+    head = ready.step_head_bytes
+    return {
+        "linear_bytes_per_element": (ready.step_weight_bytes - head - biases) / weights,
+        "head_bytes_per_element": head / (quantized.head.in_features * quantized.head.out_features),
+    }
 
 
 def _forms(ready: FastDecoder) -> str:
-    if ready.compiled:
-        return f"; {ready.compiled_reason}"
+    if ready.steps != "eager":
+        return f"; {ready.steps_reason}"
     forms = dict.fromkeys(form for name, form in ready.forms.items() if name != "head")
     return f"; linears held as: {', '.join(forms)}"
 

@@ -29,6 +29,7 @@ from workbench.labs.lab03_kv_cache.peer_engines import (
     BITS,
     DTYPES,
     GROUP,
+    HEAD_BITS,
     OURS,
     SCALE_BYTES,
     Engine,
@@ -259,6 +260,7 @@ def predict_peers(
                 context=prompt_tokens + new_tokens // 2,
                 weight_bytes_per_element=dtype.itemsize,
                 linear_bytes_per_element=None if bits is None else bits / 8 + SCALE_BYTES / GROUP,
+                head_bytes_per_element=None if bits is None else HEAD_BITS / 8 + SCALE_BYTES / GROUP,
                 kv_bytes_per_element=stored_dtype(dtype, "cpu").itemsize,
             )
             prediction = predict(costs, ceilings, dtype)
@@ -291,7 +293,7 @@ EXPERIMENT = Experiment(
         Setting(
             "peers", "all", "choice", choices=("all", "transformers", "llama.cpp", "ours"), help="who runs beside ours"
         ),
-        Setting("compiled", True, "flag", help="torch.compile as well, where a C++ compiler is found"),
+        Setting("compiled", True, "flag", help="compiled and native steps as well, where a C++ compiler is found"),
         Setting("prompt_tokens", 32, "int", 1, 1024, help="tokens of held-out text to go on from"),
         Setting("new_tokens", 96, "int", 2, 1024, help="tokens to write"),
         Setting(

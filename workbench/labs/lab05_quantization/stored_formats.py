@@ -15,6 +15,7 @@ from workbench.experiments.cached_steps import rounding, same_token
 from workbench.experiments.contract import Experiment, Limits, Setting
 from workbench.experiments.inputs import MODEL, next_logits, plain, shape_of, text_ids
 from workbench.experiments.steps import CONTEXTS, fits_context, kv_element_bytes, loaded
+from workbench.instruments.bench import steps_of
 from workbench.instruments.costs import decode_costs, predict, prepared_on
 from workbench.instruments.memory import require_bytes
 from workbench.kv import kv_for
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
     from workbench.instruments.records import Measurement
     from workbench.models.decoder import Decoder
 
-ARRANGEMENTS = ("fast", "compiled")
+IN_ONE_CALL = ("compiled", "native")  # a step starts nothing
+ARRANGEMENTS = ("fast", "compiled", "native")
 BESIDE = ("random-110m", "nothing")
 CALLS = 20  # of one product in a row, so that its weights are in the cache
 SCALE_BYTES = 2  # of a scale, and of a zero
@@ -96,7 +98,7 @@ def linear_bytes(config: ModelConfig, format: str, group: int) -> float:
 def predicted_step(
     ceilings: Ceilings, config: ModelConfig, format: str, *, context: int, group: int, arrangement: str
 ) -> tuple[StepCosts, Prediction]:
-    """(StepCosts, Prediction) of one new token. In one compiled graph nothing is started, so no launch is counted."""
+    """(StepCosts, Prediction) of one new token. In one call nothing is started, so no launch is counted."""
     dtype = FORMATS[format].dtype
     weights = sum(out * inside for out, inside in linear_shapes(config))
     costs = decode_costs(
@@ -106,9 +108,9 @@ def predicted_step(
         weight_bytes_per_element=getattr(torch, dtype).itemsize,
         linear_bytes_per_element=linear_bytes(config, format, group) / weights,
         kv_bytes_per_element=kv_element_bytes(ceilings, dtype),
-        arrangement="fast" if arrangement == "compiled" else prepared_on(ceilings, config),
+        arrangement="fast" if arrangement in IN_ONE_CALL else prepared_on(ceilings, config),
     )
-    if arrangement == "compiled":
+    if arrangement in IN_ONE_CALL:
         costs = costs.in_one_call()
     return costs, predict(costs, ceilings, dtype)
 
@@ -152,7 +154,9 @@ class _Steps:
 
     def __init__(self, bench: Bench, format: str, model: Decoder, text: Sequence[int], arrangement: str) -> None:
         self.bench, self.format, self.model, self.text = bench, format, model, text
-        self.fast = prepare(model, compile=arrangement == "compiled")
+        self.fast = prepare(model, **steps_of(arrangement))
+        if self.fast.why_not_native and arrangement == "native":
+            raise WorkbenchError(f"{format} has no native steps: {self.fast.why_not_native}")
         self.kv = kv_for("contiguous", self.fast, max_tokens=len(text))
         self.samples: list[float] = []
         self.logits = torch.empty(0)  # [V] of the last step
@@ -197,7 +201,7 @@ def run_decode(
     for one in models:
         fits_context(shape_of(one), context + 1)
         _check_groups(shape_of(one), group)
-    missing = why_no_compiler(bench.device) if arrangement == "compiled" else ""
+    missing = why_no_compiler(bench.device) if arrangement in IN_ONE_CALL else ""
     if missing:
         raise WorkbenchError(missing)
     ceilings = bench.ceilings()
@@ -358,7 +362,8 @@ EXPERIMENT = Experiment(
             "fast",
             "choice",
             choices=ARRANGEMENTS,
-            help="arranged for inference, or its steps through torch.compile too (minutes for the larger shape)",
+            help="arranged for inference; its steps through torch.compile too (minutes for the larger shape); or each "
+            "step one function in C++",
         ),
         Setting("repeats", 15, "int", 1, 200, brief=1, help="timed steps of each format"),
     ),

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from workbench.errors import WorkbenchError
-from workbench.experiments.cached_steps import compiled_steps
+from workbench.experiments.cached_steps import said_of_steps
 from workbench.experiments.contract import Experiment, Setting
 from workbench.experiments.greedy import ROUNDING, check_greedy
 from workbench.experiments.inputs import MODEL, plain
@@ -111,7 +111,7 @@ def _ratio(slow: list[float], fast: list[float]) -> float:
 
 def _ours(bench: Bench, model, draft, arrangement: str) -> Iterator[Contender]:
     target, small = bench.model(model, arrangement=arrangement), bench.model(draft, arrangement=arrangement)
-    steps = partial(compiled_steps, target)
+    steps = partial(said_of_steps, target)
 
     def contender(**speculation: Any) -> Callable[[Tokens, int], Tokens]:
         def run(prompt: Tokens, new_tokens: int) -> Tokens:
@@ -177,8 +177,9 @@ EXPERIMENT = Experiment(
             "arrangement",
             "fast",
             "choice",
-            choices=("fast", "compiled"),
-            help="of our models: as prepared, or steps and verifications compiled, a minute or more at the first",
+            choices=("fast", "compiled", "native"),
+            help="of our models: as prepared; steps and verifications compiled, a minute or more at the first; or one "
+            "function in C++",
         ),
         Setting("texts", "all", "text", help=f"{', '.join(PROMPT_SETS)}; several with commas between, or all"),
         Setting("prompts", 3, "int", low=1, high=16, brief=1, help="of each kind of text"),
