@@ -20,12 +20,14 @@ import weakref
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 
 from workbench.errors import WorkbenchError
 from workbench.native.build import library
 
 SOURCE = Path(__file__).with_name("codes.cpp")
 CHUNK = 32  # codes that are multiplied at once
+ABREAST = 8  # outputs that lie side by side where inputs are rounded
 LARGEST_BLOCK = 256  # inputs that are rounded with one scale, at most
 PRECISIONS = ("exact", "q8")
 KINDS = ("signed", "unsigned", "nibbles")  # bytes of −128 … 127, of 0 … 255, two codes of 4 bits a byte
@@ -85,8 +87,9 @@ class CodeProduct:
     """x [N, in] float32 -> x·Ŵᵀ [N, out] float32.
 
     codes: contiguous, [out, in] bytes, or nibbles [out, in/block, block/2], the first half of a block in the lower
-    bits. scale, zero [out, in/group], float16 or float32 both. centre: of nibbles; bytes of 0 … 255 are taken less
-    128. shift: see the module. The tensors are read where they are.
+    bits. scale, zero [out, in/group], float16 or float32 both. centre: of nibbles; bytes of 0 … 255 are taken less 128.
+    shift: see the module. The tensors are read where they are with "exact"; for "q8" they are written once more, in the
+    order in which that reads them.
     """
 
     def __init__(
@@ -106,9 +109,12 @@ class CodeProduct:
         assert codes.is_contiguous() and scale.is_contiguous() and (zero is None or zero.is_contiguous())
         assert scale.dtype in (torch.float16, torch.float32) and (zero is None or zero.dtype == scale.dtype)
         assert group == inputs or group % CHUNK == 0
-        self.codes, self.scale, self.zero = codes, scale, zero  # kept alive
         self.out_features, self.in_features = len(codes), inputs
         self.block, self.q8 = block_of(group, nibbles=kind == "nibbles"), precision == "q8"
+        if self.q8:
+            codes, kind = abreast(codes, kind, inputs)
+            scale, zero = in_eights(scale), None if zero is None else in_eights(zero)
+        self.codes, self.scale, self.zero = codes, scale, zero  # kept alive
         self.arguments = WeightArguments(
             codes.data_ptr(),
             scale.data_ptr(),
@@ -150,6 +156,30 @@ class CodeProduct:
         threads = 1 if self._is_small else torch.get_num_threads()
         self._multiply(self._address, x.data_ptr(), rows, x.stride(0), self.q8, threads, y.data_ptr())
         return y
+
+
+def abreast(codes: torch.Tensor, kind: str, inputs: int) -> tuple[torch.Tensor, str]:
+    """(codes as products_q8.h reads them, eight outputs side by side; their kind). codes: as `CodeProduct` takes them.
+
+    [out/8, in/32, vector, output, input of the vector]: 8 vectors of 4 inputs of each output, signed; or 4 of nibbles,
+    the first 16 inputs of a chunk in the lower bits.
+    """
+    if kind == "nibbles":
+        codes = torch.cat((codes & 15, codes >> 4), -1)
+    elif kind == "unsigned":
+        codes, kind = codes ^ 128, "signed"
+    whole = codes.reshape(len(codes), inputs).view(torch.uint8)
+    whole = F.pad(whole, (0, -inputs % CHUNK, 0, -len(whole) % ABREAST))
+    vectors = whole.view(-1, ABREAST, whole.shape[1] // CHUNK, CHUNK // 4, 4).permute(0, 2, 3, 1, 4)
+    if kind == "nibbles":
+        lower, upper = vectors.chunk(2, 2)
+        vectors = lower | upper << 4
+    return vectors.contiguous(), kind
+
+
+def in_eights(tensor: torch.Tensor) -> torch.Tensor:
+    """[out, groups] -> [out/8, groups, 8], outputs that are missing 0."""
+    return F.pad(tensor, (0, 0, 0, -len(tensor) % ABREAST)).unflatten(0, (-1, ABREAST)).transpose(1, 2).contiguous()
 
 
 KNOWN: weakref.WeakValueDictionary[int, CodeProduct] = weakref.WeakValueDictionary()  # by id, for `code_product`

@@ -17,12 +17,14 @@
 #include <limits>
 
 #include "floats.h"
-#include "products.h"
+#include "products_q8.h"
 
 extern "C" {
 
+enum CodesAre { CODES = 3, CODES_Q8 = 4 };  // multiplied with inputs as they are, or rounded to 8 bits
+
 struct Matrix {         // y = (x / divisor) · Wᵀ + bias
-  int64_t kind;         // 0 float32, 1 bfloat16, 2 float16, 3 codes, 4 codes whose inputs are rounded to 8 bits
+  int64_t kind;         // a Type, CODES or CODES_Q8
   const char* numbers;  // [out, in]; null where there are codes
   Weight codes;
   int64_t out, in;
@@ -100,6 +102,7 @@ struct Shared {
 struct Own {
   std::vector<float> x, divided, scales, up, scores, query;
   Rows inputs;
+  CodedRows coded_inputs;
 };
 
 float* sized(std::vector<float>& room, int64_t count) {
@@ -115,6 +118,15 @@ inline void by_type(int64_t type, Function function) {
     case FLOAT32: return function(std::integral_constant<Type, FLOAT32>{});
     case BFLOAT16: return function(std::integral_constant<Type, BFLOAT16>{});
     default: return function(std::integral_constant<Type, FLOAT16>{});
+  }
+}
+
+template <typename Function>
+inline void by_kind(int64_t kind, Function function) {
+  switch (kind) {
+    case SIGNED: return function(std::integral_constant<Kind, SIGNED>{});
+    case UNSIGNED: return function(std::integral_constant<Kind, UNSIGNED>{});
+    default: return function(std::integral_constant<Kind, NIBBLES>{});
   }
 }
 
@@ -264,7 +276,7 @@ struct Thread {
         });
       x = to;
     }
-    if (w.kind < 3) return;
+    if (w.kind < CODES) return;
     const Matrix* before = arranged;
     arranged = &w;
     const auto alike = [&](const Weight& a, const Weight& b) {
@@ -272,50 +284,45 @@ struct Thread {
              !a.zero == !b.zero && a.in % CHUNK == 0;
     };
     if (before && before->kind == w.kind && before->divisor == w.divisor && alike(before->codes, w.codes)) return;
-    by_codes(w, [&](auto kind, auto q8) {
-      ::arrange<decltype(kind)::value, decltype(q8)::value>(w.codes, x, rows, w.in, own.inputs);
-    });
+    if (w.kind == CODES_Q8) return arrange_q8(w.codes, x, rows, w.in, own.coded_inputs);
+    by_kind(w.codes.kind, [&](auto kind) { ::arrange<decltype(kind)::value>(w.codes, x, rows, w.in, own.inputs); });
   }
 
-  template <typename Function>
-  void by_codes(const Matrix& w, Function function) {
-    const auto chosen = [&](auto kind) {
-      if (w.kind == 4)
-        function(kind, std::true_type{});
-      else
-        function(kind, std::false_type{});
-    };
-    switch (w.codes.kind) {
-      case SIGNED: return chosen(std::integral_constant<Kind, SIGNED>{});
-      case UNSIGNED: return chosen(std::integral_constant<Kind, UNSIGNED>{});
-      default: return chosen(std::integral_constant<Kind, NIBBLES>{});
+  // Outputs from `first` on, at most ABREAST, of some rows -> part [some, ABREAST]
+  void tile_of(const Matrix& w, const float* x, int64_t row, int64_t some, int64_t first, float* part) {
+    if (w.kind == CODES_Q8) {
+      const auto tile = w.codes.kind == NIBBLES ? tile_q8<NIBBLES> : tile_q8<SIGNED>;
+      return tile(w.codes, own.coded_inputs, row, some, first, part, ABREAST);
     }
+    for (int64_t out = first; out < std::min(w.out, first + ABREAST); out += TILE, part += TILE)
+      if (w.kind == CODES) {
+        float* room = sized(own.scales, 2 * TILE * (w.in / w.codes.group));
+        by_kind(w.codes.kind, [&](auto kind) {
+          ::tile<decltype(kind)::value>(w.codes, own.inputs, row, some, out, room, part, ABREAST);
+        });
+      } else {
+        by_type(w.kind, [&](auto type) {
+          float_tile<decltype(type)::value>(w.numbers, w.out, w.in, x + row * w.in, some, w.in, out, part, ABREAST);
+        });
+      }
   }
 
   // This thread's outputs, x [rows, in] -> y [rows, stride], added to what is there or in its place.
   void multiply(const Matrix& w, const float* x, int64_t rows, float* y, int64_t stride, bool add = false) {
     arrange_for(w, x, rows);
-    float* room = w.kind < 3 ? nullptr : sized(own.scales, 2 * TILE * (w.in / w.codes.group));
     const int64_t first = first_of(w.out, thread), end = first_of(w.out, thread + 1);
-    float part[TOGETHER * TILE];
+    float part[TOGETHER * ABREAST];
     for (int64_t block = first; block < end; block += BLOCK)  // few outputs, which stay in the cache, for all rows
       for (int64_t row = 0, some; row < rows; row += some) {
         some = next_rows(rows - row);
-        for (int64_t out = block; out < std::min(end, block + BLOCK); out += TILE) {
-          if (w.kind < 3)
-            by_type(w.kind, [&](auto type) {
-              float_tile<decltype(type)::value>(w.numbers, w.out, w.in, x + row * w.in, some, w.in, out, part, TILE);
-            });
-          else
-            by_codes(w, [&](auto kind, auto q8) {
-              ::tile<decltype(kind)::value, decltype(q8)::value>(w.codes, own.inputs, row, some, out, room, part, TILE);
-            });
-          const int64_t count = std::min<int64_t>(TILE, w.out - out);
+        for (int64_t out = block; out < std::min(end, block + BLOCK); out += ABREAST) {
+          tile_of(w, x, row, some, out, part);
+          const int64_t count = std::min(ABREAST, w.out - out);
           for (int64_t r = 0; r < some; r++)
             for (int64_t o = 0; o < count; o++) {
-              const float found = part[r * TILE + o] + (w.bias ? w.bias[out + o] : 0);
+              const float sum = part[r * ABREAST + o] + (w.bias ? w.bias[out + o] : 0);
               float& to = y[(row + r) * stride + out + o];
-              to = add ? to + found : found;
+              to = add ? to + sum : sum;
             }
         }
       }
@@ -323,7 +330,7 @@ struct Thread {
 
   // First and last of this thread's outputs of a matrix.
   int64_t first_of(int64_t out, int64_t which) const {
-    return std::min(out, share_of(up(out, TILE), which) * TILE);
+    return std::min(out, share_of(up(out, ABREAST), which) * ABREAST);
   }
 
   // - phases

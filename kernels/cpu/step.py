@@ -1,7 +1,6 @@
 """A decode step of a few rows on a CPU as one function in C++ (`step.cpp`): what goes in, and where it lies.
 
     ModelParts   a model's matrices and norms, in any mix of float32, bfloat16, float16 and codes of 8 or 4 bits
-    Keys         where a cache keeps keys and values: contiguous slots and blocks alike
     run          tokens of one or several sequences -> logits, and of each row the token that it says
 
 Numbers are float32 between the matrices, whatever type these have; keys and values are rounded to the cache's type when
@@ -18,7 +17,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import torch
 
@@ -27,7 +26,6 @@ from workbench.native.build import library
 
 SOURCE = Path(__file__).with_name("step.cpp")
 TYPES = (torch.float32, torch.bfloat16, torch.float16)  # of numbers, as the loop counts them
-PIECE = 64  # rows that go through the layers together; more come one piece after the other
 LANES = 8  # a head's size is a multiple of this
 RMS_NORM, LAYER_NORM = 1, 2
 CODES, CODES_Q8 = 3, 4  # kinds of matrices behind TYPES
@@ -267,29 +265,9 @@ def _address(tensor: torch.Tensor | None) -> int | None:
 # -- a step ----------------------------------------------------------------------------------------------------------
 
 
-class Strides(NamedTuple):
-    """From one layer, block, token of a block and head to the next, in numbers."""
-
-    layer: int
-    block: int
-    token: int
-    head: int
-
-
-class Keys(NamedTuple):
-    """Where keys and values of all layers lie. A sequence's token p is token p % block_size of its block number
-    p // block_size. keys, values: the first number of each; of one of TYPES."""
-
-    keys: torch.Tensor
-    key_strides: Strides
-    values: torch.Tensor
-    value_strides: Strides
-    block_size: int
-
-
 def run(
     model: ModelParts,
-    where: Keys,
+    where: Any,
     token_ids: Sequence[int],
     positions: Sequence[int],
     starts: Sequence[int],
@@ -301,15 +279,16 @@ def run(
     """(logits [wanted, V] float32; said [wanted, 3] float64: the token of the highest logit, the log of its
     probability, its logit, NaN where the row is no distribution). The cache has the new keys and values then.
 
-    token_ids, positions [N]; of each sequence side by side, in their order. starts [sequences + 1]. tables: of each
-    sequence the blocks of all its tokens, new ones included. turns: tables [positions, 2, D] float32 of cos and signed
-    sin. wanted: rows that get logits.
+    where: a `workbench.models.placed.Keys`, of one of TYPES. token_ids, positions [N]; of each sequence side by side,
+    in their order. starts [sequences + 1]. tables: of each sequence the blocks of all its tokens, new ones included.
+    turns: tables [positions, 2, D] float32 of cos and signed sin. wanted: rows that get logits.
     """
-    width = max(map(len, tables))
-    numbers = torch.tensor([*token_ids, *positions, *starts, *wanted])
-    ids = numbers.data_ptr()
-    at, rows, sequences = numbers.element_size(), len(token_ids), len(tables)
-    blocks = torch.tensor([[*table, *[0] * (width - len(table))] for table in tables], dtype=torch.int32)
+    rows, sequences, width = len(token_ids), len(tables), max(map(len, tables))
+    whole = [*token_ids, *positions, *starts, *wanted]
+    numbers = (Whole * len(whole))(*whole)
+    at, size = ctypes.addressof(numbers), ctypes.sizeof(Whole)
+    padded = [block for table in tables for block in (*table, *[0] * (width - len(table)))]
+    blocks = (ctypes.c_int32 * len(padded))(*padded)
     logits = torch.empty(len(wanted), len(model.embedding))
     said = torch.empty(len(wanted), 3, dtype=torch.float64)
     cache = CacheArguments(
@@ -322,13 +301,13 @@ def run(
         rows,
         sequences,
         width,
-        ids,
-        ids + at * rows,
-        ids + at * 2 * rows,
-        blocks.data_ptr(),
+        at,
+        at + size * rows,
+        at + size * 2 * rows,
+        ctypes.addressof(blocks),
         (Pointer * 2)(*(table.data_ptr() for table in turns)),
         len(wanted),
-        ids + at * (2 * rows + sequences + 1),
+        at + size * (2 * rows + sequences + 1),
     )
     arguments = (ctypes.byref(one) for one in (model.arguments, cache, tokens))
     _functions().step(*arguments, threads, logits.data_ptr(), said.data_ptr())

@@ -15,11 +15,10 @@ from test_parity import TOLERANCE, relative_difference
 from workbench.errors import WorkbenchError
 from workbench.generation import generate
 from workbench.kernels.cpu import step as loop
-from workbench.kernels.cpu.step import PIECE
 from workbench.kv import Contiguous, Paged, Recompute
 from workbench.models import Batch, Decoder, native_steps, prepare
 from workbench.models.fast import FastDecoder
-from workbench.models.native_steps import MAX_ROWS, MAX_ROWS_OF_CODES, multiplies, rows_limit
+from workbench.models.native_steps import MAX_ROWS, MAX_ROWS_OF_CODES, PIECE, multiplies, rows_limit
 from workbench.native.compiler import OFF
 from workbench.quantization import QuantizationRecipe, quantize
 from workbench.serving import Engine, Request, SchedulerSettings
@@ -68,10 +67,10 @@ def batches() -> list[Batch]:
 
 def is_one(fast: FastDecoder, batch: Batch) -> bool:
     """Whether the last batch, this one, was one function; it is where it has no more rows than that takes."""
-    most = fast._native.max_rows
-    found = "one function in C++" in fast.native_reason
-    assert found == (most is None or batch.num_tokens <= most)
-    return found
+    limit = fast._native.max_rows
+    taken = "one function in C++" in fast.native_reason
+    assert taken == (limit is None or batch.num_tokens <= limit)
+    return taken
 
 
 @torch.inference_mode()
@@ -107,8 +106,8 @@ def test_in_16_bits_they_are_closer_to_float32_than_the_decoders(name, dtype):
         rows: list[list[torch.Tensor]] = [[], [], []]
         for at in range(0, 48, 4):
             batch = Batch.of([ids[at : at + 4]], first_positions=[at], sequences=["a"], logits="all")
-            for found, one, kv in zip(rows, (fast, model, wide), caches):
-                found.append(one(batch, kv).float())
+            for of_one, one, kv in zip(rows, (fast, model, wide), caches):
+                of_one.append(one(batch, kv).float())
             assert "one function" in fast.native_reason
         got, rounded, expected = map(torch.cat, rows)
         assert relative_difference(got, expected) < relative_difference(rounded, expected) < 0.1
@@ -433,13 +432,13 @@ def test_a_step_reads_every_weight_once_in_its_own_bytes():
 def test_several_threads_of_python_step_at_once():
     model = random_decoder(tiny_config(vocab_size=64))
     fast, prompts = native(model), [text(5 + index, index) for index in range(6)]
-    found: dict[int, list[int]] = {}
+    texts: dict[int, list[int]] = {}
 
     def work(index: int) -> None:
-        found[index] = generate(fast, prompts[index], max_new_tokens=60, kv="contiguous").tokens
+        texts[index] = generate(fast, prompts[index], max_new_tokens=60, kv="contiguous").tokens
 
     workers = [threading.Thread(target=work, args=(index,)) for index in range(6)]
     [worker.start() for worker in workers]
     [worker.join() for worker in workers]
     for index, prompt in enumerate(prompts):
-        assert found[index] == generate(model, prompt, max_new_tokens=60, kv="contiguous").tokens
+        assert texts[index] == generate(model, prompt, max_new_tokens=60, kv="contiguous").tokens

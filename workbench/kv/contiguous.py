@@ -25,8 +25,8 @@ from workbench.models.attention import added_mask, eager_attention, fused_mask, 
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
 from workbench.models.latent import UpProjections
-from workbench.models.native_steps import Placed, slots_of
 from workbench.models.one_call import Storage
+from workbench.models.placed import Placed, slots_of
 
 RECTANGLE_WASTE = 1.5  # a batch of single tokens is one rectangle if that reads at most so many times its keys
 

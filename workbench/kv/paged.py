@@ -26,7 +26,6 @@ import torch
 import torch.nn.functional as F
 
 from workbench.errors import WorkbenchError
-from workbench.kernels.cpu.step import Keys, Strides
 from workbench.kv.blocks import BlockTables, NoRoom
 from workbench.kv.latent import mix
 from workbench.kv.paged_attention import attends_in_place, choose_attention
@@ -38,7 +37,7 @@ from workbench.models.attention import eager_attention, sdpa_attention
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
 from workbench.models.latent import UpProjections
-from workbench.models.native_steps import Placed
+from workbench.models.placed import Placed, blocks_of
 from workbench.models.transfers import sent
 
 
@@ -219,20 +218,12 @@ class Paged(Slots):
         self._batch = None
 
     def place_batch(self, batch: Batch) -> Placed | None:
-        """`begin`, and where the batch's keys and values belong, for a step that attends and writes by itself; it
-        counts as done. None, and nothing has changed, where they are stored as something else, and where a class on top
-        may attend in another way."""
+        """As `Contiguous.place_batch`; None also where keys and values are stored as something else."""
         if type(self).attend is not Paged.attend or not isinstance(self.store, KeysAndValues):
             return None
         self._begin_books(batch)
-        tables: list[Sequence[int]] = [self.tables.tables[name] for name in batch.sequences]
-        keys, values = self.store.whole()
-
-        def strides(stored: torch.Tensor) -> Strides:
-            layer, token, head, _ = stored.stride()
-            return Strides(layer, token * self.block_size, token, head)
-
-        return Placed(Keys(keys, strides(keys), values, strides(values), self.block_size), tables)
+        where = blocks_of(*self.store.whole(), self.block_size)
+        return Placed(where, [self.tables.tables[name] for name in batch.sequences])
 
     def _begin_books(self, batch: Batch) -> Places:
         """`begin` for a step that attends by itself: only tables and lengths change, as if all layers had run."""

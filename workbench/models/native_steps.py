@@ -21,46 +21,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from workbench.errors import WorkbenchError
-from workbench.kernels.cpu import step as loop
-from workbench.kernels.cpu.step import PIECE, Keys, LayerParts, Matrix, ModelParts, Norm, Strides
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
 from workbench.models.decoder import Decoder, DecoderLayer
 from workbench.models.fast_layers import RMS_NORMS, detached, norm_weight
+from workbench.models.placed import Keys, slots_of
+
+if TYPE_CHECKING:
+    from workbench.kernels.cpu.step import LayerParts, Matrix, ModelParts, Norm
 
 Tables = Callable[[int], list[torch.Tensor]]  # of cos and sin, for so many positions
+TYPES = (torch.float32, torch.bfloat16, torch.float16)  # of weights, and of keys and values
+LANES = 8  # a head has a multiple of so many values
 MAX_ROWS = 32  # of float32: with more a product of matrices as large as a processor's caches like them is ahead
-MAX_ROWS_OF_CODES = PIECE  # with more they become numbers first, once for all rows
+MAX_ROWS_OF_CODES = 64  # with more they become numbers first, once for all rows
+PIECE = 64  # rows that go through the layers together; more come one piece after the other
 Said = torch.Tensor  # [3] float64: a token, the log of its probability, its logit
-
-
-class Placed(NamedTuple):
-    """Where a batch's keys and values lie: those that its sequences have, and the room for the new ones."""
-
-    where: Keys
-    tables: list[Sequence[int]]  # of each sequence, its blocks
-
-
-class PlacesBatches(Protocol):
-    """A kv that lets a step read and write its storage; see `workbench.kv.contract.KV`."""
-
-    def place_batch(self, batch: Batch) -> Placed | None: ...
 
 
 def why_not_native(model: Decoder) -> str:
     """Why steps of this model do not run as one function; "" where they do."""
+    from workbench.kernels.cpu import step as loop
+
     config = model.config
     if model.device.type != "cpu":
         return f"it is for CPUs, and {model.name} is on {model.device}"
     if reason := why_not_shape(config):
         return reason
-    if model.dtype not in loop.TYPES:
+    if model.dtype not in TYPES:
         return f"it computes in float32, and {model.name} is in {str(model.dtype).removeprefix('torch.')}"
     return loop.why_not_here()
 
@@ -73,8 +67,8 @@ def why_not_shape(config: ModelConfig) -> str:
         return "it knows keys and values of every head, and no latents"
     if config.experts is not None:
         return "it knows one feed-forward a layer, and no experts"
-    if config.head_dim % loop.LANES:
-        return f"it takes heads of a multiple of {loop.LANES} values; these have {config.head_dim}"
+    if config.head_dim % LANES:
+        return f"it takes heads of a multiple of {LANES} values; these have {config.head_dim}"
     return ""
 
 
@@ -110,7 +104,7 @@ class NativeSteps:
         if storage is None or storage.length != position or not 0 <= token < self.config.vocab_size:
             return None  # whoever takes the step the ordinary way says what is wrong
         where = slots_of(storage.keys, storage.values)
-        if where.keys.dtype not in loop.TYPES:
+        if where.keys.dtype not in TYPES:
             return None
         turns = tables(position + 1)
         logits, said = self._run(where, [token], [position], [0, 1], [[storage.slot]], turns, [0])
@@ -146,7 +140,7 @@ class NativeSteps:
             return "this kind of batch runs as it is"
         if not hasattr(kv, "place_batch") or kv.config != self.config:
             return f"a {type(kv).__name__} does not say where keys and values lie"
-        if kv.dtype not in loop.TYPES:
+        if kv.dtype not in TYPES:
             return f"keys and values in {str(kv.dtype).removeprefix('torch.')} run as they are"
         if not 0 <= int(batch.token_ids.min()) <= int(batch.token_ids.max()) < self.config.vocab_size:
             return "there is no such token"
@@ -163,10 +157,12 @@ class NativeSteps:
         wanted: Sequence[int],
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As `kernels.cpu.step.run`; of many rows a piece after the other, each over the keys of those before it."""
+        from workbench.kernels.cpu import step as loop
+
         threads, tables = torch.get_num_threads(), self._in_floats(turns)
         if len(token_ids) <= PIECE:
             return loop.run(self.parts, where, token_ids, positions, starts, blocks, tables, wanted, threads)
-        found = []
+        pieces = []
         for first in range(0, len(token_ids), PIECE):
             end = min(first + PIECE, len(token_ids))
             here = [index for index, (a, b) in enumerate(pairwise(starts)) if a < end and b > first]
@@ -174,8 +170,8 @@ class NativeSteps:
             rows = [row - first for row in wanted if first <= row < end]
             some = [blocks[index] for index in here]
             ids, at = token_ids[first:end], positions[first:end]
-            found.append(loop.run(self.parts, where, ids, at, [0, *ends], some, tables, rows, threads))
-        logits, said = (torch.cat(parts) for parts in zip(*found))
+            pieces.append(loop.run(self.parts, where, ids, at, [0, *ends], some, tables, rows, threads))
+        logits, said = (torch.cat(parts) for parts in zip(*pieces))
         return logits, said
 
     def _in_floats(self, turns: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -206,20 +202,12 @@ def multiplies(dtype: torch.dtype) -> bool:
     return bool(known[dtype]())
 
 
-def slots_of(keys: torch.Tensor, values: torch.Tensor) -> Keys:
-    """Of tensors [L, slots, H_kv, S, D]: a slot is one block of S tokens."""
-
-    def strides(stored: torch.Tensor) -> Strides:
-        layer, slot, head, token, _ = stored.stride()
-        return Strides(layer, slot, token, head)
-
-    return Keys(keys, strides(keys), values, strides(values), keys.shape[3])
-
-
 # -- a model's parts ---------------------------------------------------------------------------------------------------
 
 
 def _parts_of(model: Decoder, inputs: str) -> ModelParts:
+    from workbench.kernels.cpu.step import ModelParts
+
     config = model.config
     place = {layer: index for index, layer in enumerate(config.kv_layers)}
     positions = model.embed_positions
@@ -245,6 +233,8 @@ def _parts_of(model: Decoder, inputs: str) -> ModelParts:
 
 
 def _layer(layer: DecoderLayer, config: ModelConfig, index: int, place: int, inputs: str) -> LayerParts:
+    from workbench.kernels.cpu.step import LayerParts
+
     a: Any = layer.attention
     mlp: Any = layer.mlp
     owns = config.kv_source(index) == index
@@ -269,11 +259,15 @@ def _layer(layer: DecoderLayer, config: ModelConfig, index: int, place: int, inp
 
 
 def _norm(module: Any) -> Norm:
+    from workbench.kernels.cpu.step import Norm
+
     bias = None if isinstance(module, RMS_NORMS) else module.bias
     return Norm(norm_weight(module, torch.float32), bias, module.eps)
 
 
 def _matrix(linear: Any, inputs: str) -> Matrix:
+    from workbench.kernels.cpu.step import Matrix
+
     if hasattr(linear, "for_loop"):
         return linear.for_loop(inputs)
     if not isinstance(linear, nn.Linear):

@@ -8,7 +8,7 @@ from conftest import random_decoder, tiny_config
 
 from workbench.errors import WorkbenchError
 from workbench.experiments import run_experiment
-from workbench.experiments.cached_steps import compiled_steps
+from workbench.experiments.cached_steps import said_of_steps
 from workbench.generation import generate
 from workbench.instruments.bench import Bench
 from workbench.labs.lab06_speculative_sampling.round_costs import (
@@ -134,12 +134,12 @@ def test_peers_say_what_the_steps_of_a_compiled_model_were(monkeypatch):
 
 def test_what_compiled_steps_were_is_said_without_a_path(monkeypatch):
     model = prepare(random_decoder(TINY))
-    assert compiled_steps(model) == ""
+    assert said_of_steps(model) == ""
     model.compiled = True
     monkeypatch.setattr(type(model), "why_not_compiled", "")
     reason = "a step is one call, loaded from /home/me/1.json; 3 rows are one call of 5, compiled, kept in /home"
     monkeypatch.setattr(type(model), "compiled_reason", reason)
-    assert compiled_steps(model) == "a step is one call; 3 rows are one call of 5"
+    assert said_of_steps(model) == "a step is one call; 3 rows are one call of 5"
 
 
 # -- drafts in order ---------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from workbench.instruments.costs import decode_costs, predict
 from workbench.instruments.timing import exclusive
 from workbench.labs.lab02_where_time_goes.ways import (
     DECODER,
+    NATIVE,
     ONE_CALL,
     PACKED,
     PREPARED,
@@ -46,6 +47,7 @@ CAUSES = {  # what is taken away on the way to it
     PREPARED: "small operations",
     PACKED: "layout of weights",
     ONE_CALL: "Python and dispatch",
+    NATIVE: "generated loops",
 }
 AS_PREPARED: dict[Any, str] = {Plain: PREPARED, Packed: PACKED}  # the way whose form `prepare` may choose by itself
 LARGE_MODEL_BYTES = 1 << 30

@@ -1,11 +1,12 @@
-"""Ways to take a greedy decode step of one sequence, from transformers' model to one compiled call; and what a step of
-each does, counted without a clock.
+"""Ways to take a greedy decode step of one sequence, from transformers' model to one function in C++; and what a step
+of each does, counted without a clock.
 
     transformers     their model of the same checkpoint, called token by token with its own cache
     our Decoder      `generate` with the contiguous kv; so are those below
     prepared         fewer, larger operations (`prepare`), weights as they are
     packed weights   the same, weights in the layout that the processor's products read
     one call         the whole step compiled (`workbench.models.one_call`)
+    one function     the whole step written by hand in C++ (`workbench.models.native_steps`)
 """
 
 from __future__ import annotations
@@ -32,18 +33,20 @@ from workbench.models import prepare
 from workbench.models.checkpoints import save_checkpoint
 from workbench.models.compiled import why_not_at_all, why_not_whole
 from workbench.models.linear import why_not_packed
+from workbench.models.native_steps import why_not_native
 
 if TYPE_CHECKING:
     from workbench.instruments.bench import Bench
     from workbench.models.decoder import Decoder
     from workbench.models.fast import Model
 
-THEIRS, DECODER, PREPARED, PACKED, ONE_CALL = WAYS = (
+THEIRS, DECODER, PREPARED, PACKED, ONE_CALL, NATIVE = WAYS = (
     "transformers",
     "our Decoder",
     "prepared",
     "packed weights",
     "one call",
+    "one function",
 )
 Tokens = list[int]
 Begin = Callable[[Tokens, int], Iterator[int]]
@@ -74,6 +77,7 @@ def ways_of(bench: Bench, decoder: Decoder) -> Iterator[Way | tuple[str, str]]:
             lambda: _ours(PACKED, prepare(decoder, linear="packed")),
         ),
         ONE_CALL: (lambda: why_not_one_call(decoder), lambda: _one_call(bench, decoder)),
+        NATIVE: (lambda: why_not_native(decoder), lambda: _native(bench, decoder)),
     }
     for name, (why_not, make) in makers.items():
         bench.check_stop()
@@ -106,6 +110,12 @@ def _one_call(bench: Bench, decoder: Decoder) -> Way:
     begin = _ours(ONE_CALL, made).begin
     kept = stored_dtype(made.dtype, "cpu")
     return Way(ONE_CALL, begin, kept, functools.partial(said_of_steps, made), lambda: made.why_not_compiled)
+
+
+def _native(bench: Bench, decoder: Decoder) -> Way:
+    made = prepare(decoder, linear="plain", native=True, say=bench.report)
+    said = functools.partial(said_of_steps, made)
+    return Way(NATIVE, _ours(NATIVE, made).begin, stored_dtype(made.dtype, "cpu"), said, lambda: made.why_not_native)
 
 
 def _theirs(decoder: Decoder) -> Way:

@@ -22,7 +22,7 @@ from workbench.labs.lab02_where_time_goes.decode_waterfall import (
     expected,
     falls,
 )
-from workbench.labs.lab02_where_time_goes.ways import DECODER, ONE_CALL, PACKED, PREPARED, WAYS
+from workbench.labs.lab02_where_time_goes.ways import DECODER, NATIVE, ONE_CALL, PACKED, PREPARED, WAYS
 from workbench.panels import style
 from workbench.panels.base import Panel
 from workbench.panels.chart import Axis, Drawing, view
@@ -37,6 +37,7 @@ COLOURS = {
     CAUSES[PREPARED]: style.LAUNCH,
     CAUSES[PACKED]: "#6E9CC0",
     CAUSES[ONE_CALL]: "#A88FCB",
+    CAUSES[NATIVE]: "#4F8F86",
     LEFT: PALE,
 }
 MEANS = {
@@ -44,6 +45,7 @@ MEANS = {
     CAUSES[PREPARED]: "products that share their input are joined, and the rotary table is made once",
     CAUSES[PACKED]: "where each weight lies in memory, for the processor's products",
     CAUSES[ONE_CALL]: "the step is one compiled call: no Python and no dispatch between its operations",
+    CAUSES[NATIVE]: "threads wait for each other five times a layer, and a weight is fetched before it is needed",
     LEFT: "attention, the choice, Python around the call, threads that wait for each other",
 }
 HERE = {  # what may make it so, where taking a cause away made the step slower
@@ -51,6 +53,7 @@ HERE = {  # what may make it so, where taking a cause away made the step slower
     PREPARED: "larger operations may gain nothing on this processor",
     PACKED: "rows as they are may be read faster than blocks, at these sizes on this processor",
     ONE_CALL: "what the compiler wrote may read weights more slowly than the products before it",
+    NATIVE: "its loops may read weights of this size more slowly than those that the compiler wrote",
 }
 READ = "a plain sum over as many bytes"
 RIGHT = 1.7  # room for words beside the bars, in lengths of the longest

@@ -1,0 +1,69 @@
+"""Where a cache's keys and values lie in memory, in words that contiguous slots and blocks share.
+
+    sequence 5 → table [7, 2]      token 21, block size 16  →  block 2, token 5 of it
+
+Whoever computes steps by itself (`workbench.models.native_steps`) reads and writes there. A contiguous slot is one
+block of as many tokens as it has room for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+
+from workbench.models.batch import Batch
+
+
+class Strides(NamedTuple):
+    """From one layer, block, token of a block and head to the next, in numbers."""
+
+    layer: int
+    block: int
+    token: int
+    head: int
+
+
+class Keys(NamedTuple):
+    """Where keys and values of all layers lie. A sequence's token p is token p % block_size of its block number
+    p // block_size. keys, values: the first number of each is that of layer 0, block 0, token 0, head 0."""
+
+    keys: torch.Tensor
+    key_strides: Strides
+    values: torch.Tensor
+    value_strides: Strides
+    block_size: int
+
+
+class Placed(NamedTuple):
+    """Where a batch's keys and values lie: those that its sequences have, and the room for the new ones."""
+
+    where: Keys
+    tables: list[Sequence[int]]  # of each sequence, its blocks
+
+
+class PlacesBatches(Protocol):
+    """A kv that lets a step read and write its storage; see `workbench.kv.contract.KV`."""
+
+    def place_batch(self, batch: Batch) -> Placed | None: ...
+
+
+def slots_of(keys: torch.Tensor, values: torch.Tensor) -> Keys:
+    """Of tensors [L, slots, H_kv, S, D]: a slot is one block of S tokens."""
+
+    def strides(stored: torch.Tensor) -> Strides:
+        layer, slot, head, token, _ = stored.stride()
+        return Strides(layer, slot, token, head)
+
+    return Keys(keys, strides(keys), values, strides(values), keys.shape[3])
+
+
+def blocks_of(keys: torch.Tensor, values: torch.Tensor, block_size: int) -> Keys:
+    """Of tensors [L, places, H_kv, D]: block b has the places from b · block_size on."""
+
+    def strides(stored: torch.Tensor) -> Strides:
+        layer, token, head, _ = stored.stride()
+        return Strides(layer, token * block_size, token, head)
+
+    return Keys(keys, strides(keys), values, strides(values), block_size)
