@@ -29,15 +29,15 @@ from workbench.errors import WorkbenchError
 from workbench.kv.blocks import BlockTables, NoRoom
 from workbench.kv.latent import mix
 from workbench.kv.paged_attention import attends_in_place, choose_attention
+from workbench.kv.paged_place import PlacesInBlocks
 from workbench.kv.paged_step import Group, PagedStep, spread
 from workbench.kv.paged_store import Codes, KeysAndValues, Latents, Store, require_pool
 from workbench.kv.prefix import prefix_index
-from workbench.kv.slots import Places, Slots, check_size, misfit, places_in_use, stored_dtype
+from workbench.kv.slots import Places, check_size, misfit, places_in_use, stored_dtype
 from workbench.models.attention import eager_attention, sdpa_attention
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
 from workbench.models.latent import UpProjections
-from workbench.models.placed import Placed, blocks_of
 from workbench.models.transfers import sent
 
 
@@ -49,7 +49,7 @@ class Room(NamedTuple):
     at: torch.Tensor  # [N] int64, places
 
 
-class Paged(Slots):
+class Paged(PlacesInBlocks):
     """A KV cache of `num_blocks` blocks of `block_size` tokens for up to `max_sequences` sequences at a time.
 
     num_blocks: default as many as max_sequences texts of max_tokens need. prefix: "hash" or "radix": the index of the
@@ -100,7 +100,6 @@ class Paged(Slots):
         self._owner: dict[int, Hashable] = {}  # of a slot
         self._swapped: dict[Hashable, tuple[torch.Tensor, ...]] = {}  # contents, on the host
         self._step: Any = None  # the PagedStep of the batch that `begin` accepted
-        self._books_only = False
 
     @staticmethod
     def reserved_bytes_for(
@@ -217,25 +216,6 @@ class Paged(Slots):
         self._slots[sequence], self._lengths[sequence], self._owner[slot] = slot, length, sequence
         self._batch = None
 
-    def place_batch(self, batch: Batch) -> Placed | None:
-        """As `Contiguous.place_batch`; None also where keys and values are stored as something else."""
-        if type(self).attend is not Paged.attend or not isinstance(self.store, KeysAndValues):
-            return None
-        self._begin_books(batch)
-        where = blocks_of(*self.store.whole(), self.block_size)
-        return Placed(where, [self.tables.tables[name] for name in batch.sequences])
-
-    def _begin_books(self, batch: Batch) -> Places:
-        """`begin` for a step that attends by itself: only tables and lengths change, as if all layers had run."""
-        self._books_only = True
-        try:
-            self.begin(batch)
-        finally:
-            self._books_only = False
-        self._layers_done = self.config.num_layers
-        assert self._places is not None, "a batch was accepted"
-        return self._places
-
     # -- what Slots asks for -----------------------------------------------------------------------------------------
 
     def _take_room(self, batch: Batch, slots: list[int], after: tuple[int, ...]) -> None:
@@ -251,18 +231,13 @@ class Paged(Slots):
                 stored[:, target.flatten()] = stored[:, source.flatten()]
 
     def _open(self, batch: Batch, places: Places) -> None:
-        if self._books_only:
-            return
-        tables = [self.tables.tables[name] for name in batch.sequences]
-        self._step = PagedStep(self, batch, places.lengths, tables, eager=self._eager)
+        if not self.books_only:
+            self._step = PagedStep(self, batch, places.lengths, self.tables_of(batch), eager=self._eager)
 
     def _forget(self, slot: int, start: int, end: int) -> None:
         """Nothing is overwritten: places past the end of a sequence are never read."""
         if self._owner[slot] in self.tables.tables:
             self.tables.truncate(self._owner[slot], start)
-
-    def _copy(self, source: int, target: int, length: int) -> None:
-        return None
 
     def _move(self, slot: int, to: int, places: list[int]) -> None:
         at = self._places_of(self._owner[slot], max(*places, to + len(places)) + 1)
@@ -294,13 +269,15 @@ class Paged(Slots):
             return self._attend_latents(place, q, up, self.config.window_of(layer))
         return self._attend(layer, place, q)
 
+    attend_of_pool = attend
+
     def room_for(self, layer: int, batch: Batch) -> Room | None:
         """Where a layer's new keys and values of the batch that `begin` accepted belong, for a caller that writes them
         there itself and then calls `attend_written`. None: they are stored as something else, are another layer's, or
         belong to a class with an `attend` of its own, which is to see them.
         """
         assert self._batch is batch, "room_for belongs to the batch that begin accepted"
-        if layer not in self._place or type(self).attend is not Paged.attend:
+        if layer not in self._place or not self.attends_as_paged():
             return None
         stored = self.store.room(self._place[layer])
         return None if stored is None else Room(*stored, self._step.write_at)

@@ -72,9 +72,9 @@ class StaticPaged(Paged):
         """`begin` for a replayed step of one token per sequence: only tables and lengths change, as if all layers had
         run."""
         assert batch.num_tokens == len(batch.sequences) and batch.parents is None
-        places = self._begin_books(batch)
+        places = self.begin_books(batch)
         lengths, size = places.lengths, self.block_size
-        tables = [self.tables.tables[name] for name in batch.sequences]
+        tables = self.tables_of(batch)
         write_at = [table[(n - 1) // size] * size + (n - 1) % size for table, n in zip(tables, lengths)]
         return StaticRows(write_at, lengths, tables)
 
