@@ -212,7 +212,8 @@ def test_weight_bytes_are_those_of_the_codes_and_of_the_file(few_bits, folder):
     for name, m in measured.items():
         size, format = 2 if "bfloat16" in name else 4, m.settings.get("format")
         per_code = size if format is None else 8.5 / 8 if "8" in format else 4.5 / 8
-        wanted = linears * per_code + (head + row + norms) * size
+        of_head = size if format is None else 8.5 / 8
+        wanted = linears * per_code + head * of_head + (row + norms) * size
         if name.startswith("llama.cpp"):  # the head in q8_0, norms in float32, and a row of the embedding
             tied = model.config.tie_embeddings
             wanted = linears * per_code + head * 8.5 / 8 + row * (8.5 / 8 if tied else per_code) + norms * 4
@@ -236,6 +237,7 @@ def test_what_cannot_run_is_left_out_by_name_with_the_reason(folder, tmp_path, m
     said: list[str] = []
     names = [one.name for one in contenders(folder, said)]
     assert {"ours, compiled, 8 bits, float32", "ours, compiled, 4 bits, bfloat16"} <= set(names)
+    assert {"ours, native, 4 bits, inputs in 8 bits, float32", "ours, native, 8 bits, bfloat16"} <= set(names)
     for name in [f"ours, compiled, {b} bits, inputs in 8 bits, {d}" for b in (8, 4) for d in ("float32", "bfloat16")]:
         assert name not in names
         assert any(line.startswith(f'{name} is left out: inputs="q8" does not go with compile=True') for line in said)
@@ -246,14 +248,14 @@ def test_what_cannot_run_is_left_out_by_name_with_the_reason(folder, tmp_path, m
     if has_llama_cpp():
         assert any(line.startswith("llama.cpp, q4_0 is left out: ") and "rows of 200" in line for line in said)
     monkeypatch.setenv("WORKBENCH_NO_COMPILER", "1")
-    assert not [one for one in contenders(folder, said) if "compiled" in one.name]
-    assert "compiled contenders are left out: WORKBENCH_NO_COMPILER is set" in said
+    assert not [one for one in contenders(folder, said) if "compiled" in one.name or "native" in one.name]
+    assert "compiled and native contenders are left out: WORKBENCH_NO_COMPILER is set" in said
 
 
 def test_an_engine_that_is_not_compiled_after_all_is_not_measured_as_if_it_were():
     asked = [Asked("token", PROMPT, 2)]
     plain, fallen = (Engine(name, "float32", torch.float32, lambda *_: [1, 2], llama, {}) for name in ("a", "b"))
-    fallen.compiled = types.SimpleNamespace(why_not_compiled="no compiler was found")
+    fallen.stepping = types.SimpleNamespace(why_not_steps="no compiler was found")
     said: list[str] = []
     left, reads, _ = _in_rounds(bench(said), [plain, fallen], asked, 2)
     assert left == [plain] and len(plain.samples["token"]) == 2 and "token" not in fallen.samples and reads

@@ -64,6 +64,7 @@ WAYS: tuple[tuple[str, str, dict[str, Any]], ...] = (  # label before and after 
     ("", "", {}),
     ("", ", inputs in 8 bits", {"inputs": "q8"}),
     ("compiled, ", "", {"compile": True}),
+    ("compiled, ", ", inputs in 8 bits", {"compile": True, "inputs": "q8"}),
     ("native, ", "", {"native": True}),
     ("native, ", ", inputs in 8 bits", {"native": True, "inputs": "q8"}),
 )
