@@ -38,6 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--linear", default="auto", help="packed, triton, plain or auto")
     parser.add_argument("--kernels", default="auto", help="torch, triton or auto")
     parser.add_argument("--compile", action="store_true", help="steps of one row through torch.compile")
+    parser.add_argument("--native", action="store_true", help="steps of a few rows as one function in C++, on a CPU")
     parser.add_argument(
         "--graphs", choices=("auto", "on", "off"), default="auto", help="record and replay decode steps"
     )
@@ -272,7 +273,7 @@ def engine_maker(args: argparse.Namespace) -> Callable[[], Any]:
     def make() -> Engine:
         model = load(args.model, weights="random" if args.random else "trained", dtype=args.dtype, device=args.device)
         arranged: dict[str, Any] = {"weights": args.weights, "linear": args.linear, "kernels": args.kernels}
-        arranged |= {"compile": args.compile, "graphs": graphs}
+        arranged |= {"compile": args.compile, "native": args.native, "graphs": graphs}
         # nothing arranges layers that keep a state; what was asked for beyond the defaults is refused there
         as_loaded = model.config.state_layers and set(arranged.values()) <= {None, "auto", False}
         prepared = model if as_loaded else prepare(model, **arranged)

@@ -25,10 +25,13 @@ from workbench.experiments.greedy import ROUNDING, check_greedy
 from workbench.experiments.inputs import MODEL, plain
 from workbench.experiments.texts import PROMPT_SETS, prompts_of
 from workbench.generation import generate
+from workbench.instruments.bench import steps_of
 from workbench.instruments.timing import exclusive
 from workbench.labs.lab06_speculative_sampling.inputs import DRAFT
 from workbench.labs.lab07_better_drafts.draft_speed import kinds_of
+from workbench.models import prepare
 from workbench.models.checkpoints import save_checkpoint
+from workbench.quantization import QuantizationRecipe, quantize
 from workbench.speculation import ModelDraft, draft_for
 
 if TYPE_CHECKING:
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
 
 Tokens = list[int]
 MODEL_K, LOOKUP_K = 4, 8
+AS_TRAINED = "as trained"
 
 
 @dataclass
@@ -54,7 +58,16 @@ class Contender:
 
 
 def run_draft_peers(
-    bench: Bench, *, model, draft, arrangement: str, texts: str, prompts: int, new_tokens: int, repeats: int
+    bench: Bench,
+    *,
+    model,
+    draft,
+    draft_weights: str,
+    arrangement: str,
+    texts: str,
+    prompts: int,
+    new_tokens: int,
+    repeats: int,
 ) -> Iterator[Measurement]:
     """For each kind of text a Measurement a contender (unit "s", a token), with its ratios in the counts. Compiled,
     what our models' steps were stands in `check`."""
@@ -62,9 +75,13 @@ def run_draft_peers(
         raise WorkbenchError('drafts.peers compares engines on a CPU; run it with device "cpu"')
     kinds = kinds_of(texts)
     plain_decoder = bench.model(model)
-    settings = {**plain({"model": model, "draft": draft}), "arrangement": arrangement, "new_tokens": new_tokens}
+    settings = plain({"model": model, "draft": draft}) | {"draft_weights": draft_weights}
+    settings |= {"arrangement": arrangement, "new_tokens": new_tokens}
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
-        contenders = [*_ours(bench, model, draft, arrangement), *_transformers(bench, model, draft, Path(folder))]
+        contenders = [
+            *_ours(bench, model, draft, draft_weights, arrangement),
+            *_transformers(bench, model, draft, Path(folder)),
+        ]
         for kind in kinds:
             yield from _of_kind(bench, plain_decoder, contenders, kind, prompts, repeats, settings)
 
@@ -109,8 +126,13 @@ def _ratio(slow: list[float], fast: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(slow, fast))
 
 
-def _ours(bench: Bench, model, draft, arrangement: str) -> Iterator[Contender]:
-    target, small = bench.model(model, arrangement=arrangement), bench.model(draft, arrangement=arrangement)
+def _ours(bench: Bench, model, draft, draft_weights: str, arrangement: str) -> Iterator[Contender]:
+    target = bench.model(model, arrangement=arrangement)
+    if draft_weights == AS_TRAINED:
+        small = bench.model(draft, arrangement=arrangement)
+    else:
+        in_8_bits = quantize(bench.model(draft), QuantizationRecipe("rtn", 8, 32, {"symmetric": True}, head_bits=8))
+        small = prepare(in_8_bits, **steps_of(arrangement), inputs="q8" if arrangement != "compiled" else "exact")
     steps = partial(said_of_steps, target)
 
     def contender(**speculation: Any) -> Callable[[Tokens, int], Tokens]:
@@ -173,6 +195,14 @@ EXPERIMENT = Experiment(
     settings=(
         MODEL,
         DRAFT,
+        Setting(
+            "draft_weights",
+            AS_TRAINED,
+            "choice",
+            choices=(AS_TRAINED, "8 bits"),
+            help="of our draft model: rounded (and the inputs of its products, unless it is compiled) it reads a "
+            "quarter of the bytes. What is generated stays the target's",
+        ),
         Setting(
             "arrangement",
             "fast",

@@ -80,10 +80,10 @@ class Contender:
 
 
 def contenders(
-    bench: Bench, stack: contextlib.ExitStack, model, asked: Asked, slots: int, peers: str
+    bench: Bench, stack: contextlib.ExitStack, model, asked: Asked, slots: int, peers: str, arrangement: str = "fast"
 ) -> Iterator[Contender]:
-    """Ours first. peers: "all", "transformers" or "ours"; who is not installed is left out."""
-    plain, ready = bench.model(model), bench.model(model, arrangement="fast")
+    """Ours first, the model arranged so. peers: "all", "transformers" or "ours"; who is not installed is left out."""
+    plain, ready = bench.model(model), bench.model(model, arrangement=arrangement)
     yield Contender(OURS_ALONE, _timed(lambda asked: _alone(ready, asked)))
     yield Contender(OURS_STATIC, _timed(lambda asked: _engine(ready, asked, slots, "static")))
     yield Contender(OURS, _timed(lambda asked: _engine(ready, asked, slots, "continuous")))

@@ -62,7 +62,16 @@ def requests_for(decoder: Decoder, count: int, most_new_tokens: int, seed: int) 
 
 
 def run_serve_peers(
-    bench: Bench, *, model, peers: str, requests: int, slots: int, most_new_tokens: int, seed: int, repeats: int
+    bench: Bench,
+    *,
+    model,
+    peers: str,
+    arrangement: str,
+    requests: int,
+    slots: int,
+    most_new_tokens: int,
+    seed: int,
+    repeats: int,
 ) -> Iterator[Measurement]:
     """A Measurement a contender: seconds of all requests, one sample a turn, with its ratios in the counts."""
     if bench.device != "cpu":
@@ -73,10 +82,16 @@ def run_serve_peers(
     asked = requests_for(decoder, requests, most_new_tokens, seed)
     settings = {
         **plain({"model": model}),
-        **{"requests": requests, "slots": slots, "most_new_tokens": most_new_tokens, "seed": seed},
+        **{
+            "arrangement": arrangement,
+            "requests": requests,
+            "slots": slots,
+            "most_new_tokens": most_new_tokens,
+            "seed": seed,
+        },
     }
     with contextlib.ExitStack() as stack:
-        all_of_them = list(contenders(bench, stack, model, asked, slots, peers))
+        all_of_them = list(contenders(bench, stack, model, asked, slots, peers, arrangement))
         for turn in range(-1, repeats):  # before the first, a few requests to warm up
             for one in all_of_them:
                 bench.report(f"turn {turn + 1} of {repeats}: {one.name}" if turn >= 0 else "warming up")
@@ -187,6 +202,13 @@ EXPERIMENT = Experiment(
     settings=(
         MODEL,
         Setting("peers", "all", "choice", choices=("all", "transformers", "ours"), help="who else runs"),
+        Setting(
+            "arrangement",
+            "fast",
+            "choice",
+            choices=("fast", "native"),
+            help="of our model: as prepared, or its steps of a few rows one function in C++",
+        ),
         Setting("requests", 64, "int", low=1, high=256, help="all there from the start"),
         Setting("slots", 16, "int", low=1, high=64, help="requests in work at a time"),
         Setting("most_new_tokens", 256, "int", low=8, high=900, help="the longest output; most are short"),
