@@ -1063,7 +1063,9 @@ say(
 #    blocks are not faster than rows everywhere.
 # 5. **one call**: the whole step compiled, the choice of the token in it. Between two operations there is no Python left,
 #    and no dispatch.
-# 6. **reading once**: the ceiling, all bytes of weights and cache at the bandwidth of this machine.
+# 6. **one function**: the same step written by hand, one C++ function that serves every model (`kernels/cpu/step.cpp`,
+#    `prepare(model, native=True)`). All threads go through it side by side and wait for each other five times a layer.
+# 7. **reading once**: the ceiling, all bytes of weights and cache at the bandwidth of this machine.
 #
 # A bar is the difference of two neighbours' medians, the line on it what rounds differ by: where the line is longer than
 # the bar, this run does not tell the two apart. The last bar, above the ceiling, is taken apart no further. In it are
@@ -1116,7 +1118,8 @@ table(
 
 # %% [markdown]
 # Read causes off the counts as well as off the clock: the bytes of weights are the same in every row, and what falls, at
-# *prepared* and at *one call*, are calls. `random-110m`, which the panel offers too, has ten times the bytes for twice the
+# *prepared* and at *one call*, are calls. At *one function* none are left to take away: what falls there are waits, and
+# numbers that go through memory between two loops. `random-110m`, which the panel offers too, has ten times the bytes for twice the
 # operations, so its calls weigh less.
 
 # %% [markdown]

@@ -442,3 +442,30 @@ def test_several_threads_of_python_step_at_once():
     [worker.join() for worker in workers]
     for index, prompt in enumerate(prompts):
         assert texts[index] == generate(model, prompt, max_new_tokens=60, kv="contiguous").tokens
+
+
+@needs_compiler
+@pytest.mark.parametrize("kv", KVS)
+@torch.inference_mode()
+def test_a_batch_that_was_interrupted_never_came(kv, monkeypatch):
+    """Between two pieces, as Ctrl-C would."""
+    model = random_decoder(tiny_config(vocab_size=64))
+    fast, cache, plain = native(model), KVS[kv](model.config), KVS[kv](model.config)
+    for one, its in ((fast, cache), (model, plain)):
+        one(Batch.of([text(5)], sequences=["a"]), its)
+    run, pieces = loop.run, []
+
+    def interrupted(*given):
+        pieces.append(run(*given))
+        if len(pieces) == 2:
+            raise KeyboardInterrupt
+        return pieces[-1]
+
+    monkeypatch.setattr(native_steps, "PIECE", 4)
+    monkeypatch.setattr(loop, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fast(Batch.of([text(12, 1), text(3, 2)], first_positions=[5, 0], sequences=["a", "b"]), cache)
+    monkeypatch.undo()
+    again = Batch.of([text(2, 3), text(4, 4)], first_positions=[5, 0], sequences=["a", "b"], logits="all")
+    assert relative_difference(fast(again, cache), model(again, plain)) < TOLERANCE
+    assert dict(cache.lengths) == dict(plain.lengths) == {"a": 7, "b": 4}

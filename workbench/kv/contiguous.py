@@ -152,14 +152,17 @@ class Contiguous(Slots):
         self._batch = None
 
     def place_batch(self, batch: Batch) -> Placed | None:
-        """`begin`, and where the batch's keys and values belong, for a step that attends and writes by itself; it
-        counts as done. None, and nothing has changed, where a class on top may attend in another way."""
+        """`begin`, and where the batch's keys and values belong, for a step that attends and writes by itself and then
+        says so (`note_batch`). None, and nothing has changed, where a class on top may attend in another way."""
         if type(self) is not Contiguous:
             return None
         self.begin(batch)
-        self._layers_done = self.config.num_layers
         assert self._places is not None, "a batch was accepted"
         return Placed(slots_of(self._keys, self._values), [[slot] for slot in self._places.slots])
+
+    def note_batch(self, batch: Batch) -> None:
+        """A step has written the keys and values of all layers of the batch that was placed."""
+        self._enter(self.config.num_layers - 1, batch)
 
     # -- what a slot holds ---------------------------------------------------------------------------------
 

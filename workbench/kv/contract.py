@@ -27,6 +27,10 @@ class KV(Protocol):
     values lie (`workbench.models.one_call.Storage`), or None where the next `rows` tokens have to come in a batch, as
     where there is no room for all of them; a compiled step reads them there, writes those of the new tokens behind
     them and nothing else, and `note_step(sequence, rows=1)` counts them. Afterwards `truncate` and `keep` are as ever.
+    `place_batch(batch)` begins a batch of any form and returns where its keys and values lie and belong
+    (`workbench.models.placed.Placed`), for a step that reads and writes them by itself, all layers of them, and says
+    so with `note_batch(batch)`; one that never does was interrupted, and its batch is undone. It returns None, and has
+    begun nothing, where they are kept in another form (`workbench.models.native_steps`).
     Two others likewise: `room_for(layer, batch)` returns where the new keys and values belong, for a model that writes
     them itself, in a launch that does more (`workbench.models.fused`), and `attend_written(layer, q, batch)` attends
     then; see `Paged`.

@@ -22,7 +22,7 @@ class PlacesInBlocks(Slots):
     block_size: int
     attend: ClassVar[Any]
     attend_of_pool: ClassVar[Any]  # that of `Paged`, whatever a class on top has
-    books_only = False  # while `begin_books` begins: nobody will attend
+    books_only = False  # while a batch begins that nobody will attend with
 
     def attends_as_paged(self) -> bool:
         return type(self).attend is type(self).attend_of_pool
@@ -34,7 +34,7 @@ class PlacesInBlocks(Slots):
         """As `Contiguous.place_batch`; None also where keys and values are stored as something else."""
         if not self.attends_as_paged() or not isinstance(self.store, KeysAndValues):
             return None
-        self.begin_books(batch)
+        self._begin_books(batch)
         where = blocks_of(*self.store.whole(), self.block_size)
         return Placed(where, self.tables_of(batch))
 
@@ -42,13 +42,22 @@ class PlacesInBlocks(Slots):
         """The blocks of each of its sequences."""
         return [self.tables.tables[name] for name in batch.sequences]
 
+    def note_batch(self, batch: Batch) -> None:
+        """A step has written the keys and values of all layers of the batch that was placed."""
+        self._enter(self.config.num_layers - 1, batch)
+
     def begin_books(self, batch: Batch) -> Places:
         """`begin` for a step that attends by itself: only tables and lengths change, as if all layers had run."""
+        places = self._begin_books(batch)
+        self.note_batch(batch)
+        return places
+
+    def _begin_books(self, batch: Batch) -> Places:
+        """Until `note_batch` the batch is an unfinished one: the next `begin` undoes it."""
         self.books_only = True
         try:
             self.begin(batch)
         finally:
             self.books_only = False
-        self._layers_done = self.config.num_layers
         assert self._places is not None, "a batch was accepted"
         return self._places

@@ -128,6 +128,7 @@ class NativeSteps:
         wanted = range(batch.num_tokens) if batch.logit_rows is None else batch.logit_rows.tolist()
         turns, positions = tables(max(batch.lengths_after())), batch.positions.tolist()
         logits, _ = self._run(placed.where, token_ids, positions, batch.query_starts, placed.tables, turns, wanted)
+        kv.note_batch(batch)
         self.reason = f"{batch.num_tokens} rows are one function in C++"
         return logits
 

@@ -47,6 +47,7 @@ class PlacesBatches(Protocol):
     """A kv that lets a step read and write its storage; see `workbench.kv.contract.KV`."""
 
     def place_batch(self, batch: Batch) -> Placed | None: ...
+    def note_batch(self, batch: Batch) -> None: ...
 
 
 def slots_of(keys: torch.Tensor, values: torch.Tensor) -> Keys:
