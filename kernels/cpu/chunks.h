@@ -76,47 +76,6 @@ inline Sums dot_unsigned(Sums sums, Codes w, Codes q) { return dot_plain<uint8_t
 inline Sums dot_signed(Sums sums, Codes w, Codes q) { return dot_plain<int8_t>(sums, w, q); }
 #endif
 
-inline Codes nibbles(const uint8_t* from) {
-#ifdef __AVX2__
-  const __m128i both = _mm_loadu_si128((const __m128i*)from);
-  return (Codes)_mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(both, 4), both), _mm256_set1_epi8(15));
-#else
-  Codes codes;
-  for (int i = 0; i < CHUNK; i++) codes[i] = i < 16 ? from[i] & 15 : from[i - 16] >> 4;
-  return codes;
-#endif
-}
-
-// Nibbles stay 0 to 15 and `base` is what to take off; bytes are signed with VNNI-less processors, else unsigned.
-template <Kind KIND>
-constexpr int base(int centre) {
-#ifdef WITHOUT_VNNI
-  return KIND == NIBBLES ? centre : 0;
-#else
-  return KIND == NIBBLES ? centre : 128;
-#endif
-}
-
-template <Kind KIND>
-#ifdef WITHOUT_VNNI
-constexpr bool HAS_BASE = KIND == NIBBLES;
-#else
-constexpr bool HAS_BASE = true;
-#endif
-
-template <Kind KIND>
-inline Sums dot(Sums sums, const uint8_t* w, Codes q) {
-  if constexpr (KIND == NIBBLES) {
-    return dot_unsigned(sums, nibbles(w), q);
-  } else {
-#ifdef WITHOUT_VNNI
-    return dot_signed(sums, KIND == UNSIGNED ? load<Codes>(w) ^ int8_t(-128) : load<Codes>(w), q);
-#else
-    return dot_unsigned(sums, KIND == SIGNED ? load<Codes>(w) ^ int8_t(-128) : load<Codes>(w), q);
-#endif
-  }
-}
-
 // 32 codes as floats: signed ones as they are, unsigned ones less 128, and nibbles as they lie (0 to 15), byte after byte
 // of each 4: vector k has the lower halves of bytes k, 4 + k, 8 + k, 12 + k, then the upper ones. No code is moved to
 // another lane, which would take longest; `ordered` moves the inputs instead, once a call.

@@ -3,7 +3,8 @@
     y = x · Ŵᵀ,   Ŵ = scale · (code − centre + shift) + zero
 
     precision   inputs                      a code
-    exact       float32, as they are        becomes a float32 in a register; only the order of additions differs
+    exact       float32, as they are        becomes a float32 in a register; only the order of additions differs (a
+                                            nibble's centre is taken off afterwards: Σ code·x − centre · Σ x)
     q8          8 bits, a scale a block     stays a whole number, and so does its product with an input's code
 
 q8 is how llama.cpp multiplies its formats q8_0 and q4_0. An input of a block lies at most max|x| / 254 from its rounded

@@ -41,9 +41,10 @@ struct Rows {
   int64_t width;               // numbers of a row
   std::vector<float> numbers;  // [rows, width]
   std::vector<float> totals;   // Σx of each group [rows, groups], where the weight has zeros
-  // The weight's last row, padded: whole chunks are read. Behind another row that is none lies the next, whose codes
-  // meet zeros; behind the last nothing.
+  // The weight's last rows, padded, as many as have less than a chunk behind them: whole chunks are read. Behind another
+  // row that is none lies the next, whose codes meet zeros.
   std::vector<uint8_t> last;
+  int64_t lasting = 0;  // how many
 };
 
 // One block of x, n numbers, in the order of its codes; behind them zeros up to whole chunks.
@@ -77,11 +78,10 @@ void arrange(const Weight& w, const float* x, int64_t rows, int64_t stride, Rows
   to.width = groups * padded;
   to.numbers.resize(rows * to.width);
   to.totals.assign(sums_needed ? rows * groups : 0, 0.f);
-  to.last.clear();
-  if (w.in % CHUNK) {
-    to.last.resize(to.width);
-    std::memcpy(to.last.data(), w.codes + (w.out - 1) * w.in, w.in);
-  }
+  to.lasting = w.in % CHUNK ? std::min(w.out, up(CHUNK, w.in)) : 0;
+  to.last.assign(to.lasting * to.width, 0);
+  for (int64_t row = 0; row < to.lasting; row++)
+    std::memcpy(to.last.data() + row * to.width, w.codes + (w.out - to.lasting + row) * w.in, w.in);
   for (int64_t row = 0; row < rows; row++)
     for (int64_t group = 0; group < groups; group++)
       for (int64_t begin = 0; begin < w.group; begin += w.block) {
@@ -166,8 +166,8 @@ void tile(const Weight& w, const Rows& x, int64_t row, int64_t together, int64_t
   const uint8_t* codes[TILE];
   for (int o = 0; o < TILE; o++) {  // outputs that are missing are the last one again
     const int64_t out = first + std::min<int64_t>(o, outputs - 1);
-    const bool is_last = out == w.out - 1 && !x.last.empty();
-    codes[o] = is_last ? x.last.data() : w.codes + out * (KIND == NIBBLES ? w.in / 2 : w.in);
+    const int64_t last = out - (w.out - x.lasting);
+    codes[o] = last >= 0 ? x.last.data() + last * x.width : w.codes + out * (KIND == NIBBLES ? w.in / 2 : w.in);
     read_scales(w.scale, w.halves, out * groups, groups, scales + o * groups);
     if (!zeros) continue;
     float* zero = zeros + o * groups;

@@ -551,9 +551,10 @@ struct Thread {
       for (int64_t i = first; i < end; i++)
         if (of_row[i] > best.top) best.top = of_row[i], best.token = i;
       Floats total{};
+      const float top = best.top == LOWEST ? 0 : best.top;  // where all are −∞, so that none becomes NaN
       for (int64_t i = first; i < end; i += LANES) {
         const int64_t count = std::min<int64_t>(LANES, end - i);
-        Floats from_top = some_of(of_row + i, count) - best.top;
+        Floats from_top = some_of(of_row + i, count) - top;
         for (int64_t lane = count; lane < LANES; lane++) from_top[lane] = LOWEST;
         total += exponential(from_top);
       }
@@ -570,7 +571,7 @@ struct Thread {
       }
       for (int64_t other = 0; other < threads; other++) {
         const Best& one = shared.best[row * threads + other];
-        best.total += one.total * std::exp(double(one.top) - double(best.top));
+        if (one.total != 0) best.total += one.total * std::exp(double(one.top) - double(best.top));
       }
       said[0] = double(best.token);
       said[1] = -std::log(best.total);

@@ -4,7 +4,10 @@ cache and batch that they take; and what they do not take runs as it did."""
 from __future__ import annotations
 
 import copy
+import dataclasses
+import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -469,3 +472,106 @@ def test_a_batch_that_was_interrupted_never_came(kv, monkeypatch):
     again = Batch.of([text(2, 3), text(4, 4)], first_positions=[5, 0], sequences=["a", "b"], logits="all")
     assert relative_difference(fast(again, cache), model(again, plain)) < TOLERANCE
     assert dict(cache.lengths) == dict(plain.lengths) == {"a": 7, "b": 4}
+
+
+# -- at the edges ------------------------------------------------------------------------------------------------------
+
+
+@needs_compiler
+@torch.inference_mode()
+def test_a_step_with_the_kv_of_another_model_or_kind_is_none():
+    model, other = (random_decoder(tiny_config(vocab_size=64, num_layers=layers)) for layers in (2, 1))
+    fast, kv = native(model), Contiguous(other.config)
+    other(Batch.of([[1, 2]], sequences=["a"]), kv)
+    before = kv._keys.clone()
+    assert fast.step(3, 2, "a", kv) is None and torch.equal(kv._keys, before) and kv.lengths["a"] == 2
+    assert fast.step(3, 0, "a", Paged(model.config)) is None
+    with pytest.raises(RuntimeError):  # torch's own word, as without native steps
+        fast(Batch.of([[1, 2, 3]]), Contiguous(model.config, device="meta"))
+
+
+@needs_compiler
+@torch.inference_mode()
+def test_rows_that_a_batch_does_not_have_get_no_logits():
+    model = random_decoder(tiny_config(vocab_size=64))
+    fast, kv, batch = native(model), Contiguous(model.config), Batch.of([[1, 2, 3]])
+    for row in (3, -1):
+        with pytest.raises(WorkbenchError, match="a batch of 3 rows wants logits of rows"):
+            fast(dataclasses.replace(batch, logit_rows=torch.tensor([row])), kv)
+    assert not kv.lengths and fast(batch, kv).shape == (1, 64)
+
+
+@needs_compiler
+@torch.inference_mode()
+def test_tokens_that_never_come_are_no_broken_row(threads):
+    """A share of the vocabulary of which no token is possible."""
+    model = random_decoder(tiny_config(vocab_size=64, tie_embeddings=False))
+    fast, kv = native(model), Contiguous(model.config)
+    model.layers[1].mlp.down.weight[0] = 1e6  # so that the first value of x is large, and of one sign
+    model.head.weight[8:, 0] = float("inf")
+    fast(Batch.of([[1, 2]], sequences=["a"]), kv)
+    sign = float(model.hidden(Batch.of([[1, 2, 3]]), Recompute(model.config))[-1, 0].sign())
+    model.head.weight[8:, 0] *= -sign
+    logits, said = fast.step(3, 2, "a", kv)
+    assert torch.isneginf(logits[0, 8:]).all() and torch.isfinite(logits[0, :8]).all()
+    token, log_prob, top = said.tolist()
+    assert token == logits[0].argmax() and top == logits[0].max()
+    assert log_prob == pytest.approx(float(logits[0].double().log_softmax(-1).max()), abs=1e-6)
+
+
+@needs_compiler
+def test_tables_that_another_thread_lengthens_or_shortens_reach_far_enough(monkeypatch):
+    model = random_decoder(SHAPES["gemma 3"])
+    fast, steps = native(model), native(model)._native
+    short, long = ([torch.zeros(n, 2, 8, dtype=torch.float64)] * 2 for n in (4, 400))
+    fast._native._in_floats(short)
+    made = fast._table._make
+
+    def made_late(positions: int) -> torch.Tensor:
+        """While this one is made, another thread makes a longer one."""
+        monkeypatch.setattr(fast._table, "_make", made)
+        fast._table.reach_length(4 * positions)
+        return made(positions)
+
+    monkeypatch.setattr(fast._table, "_make", made_late)
+    assert len(fast._table.reach_length(5000)) >= 5000
+    assert len(fast._table.rows) >= 4 * 5000
+    stop, wrong = threading.Event(), list[int]()
+
+    def work(tables: list[torch.Tensor]) -> None:
+        while not stop.is_set():
+            wrong.extend(len(one) for one in steps._in_floats(tables) if len(one) != len(tables[0]))
+
+    workers = [threading.Thread(target=work, args=(tables,)) for tables in (short, long, short, long)]
+    switching = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        [worker.start() for worker in workers]
+        time.sleep(0.5)
+    finally:
+        stop.set()
+        [worker.join() for worker in workers]
+        sys.setswitchinterval(switching)
+    assert not wrong
+
+
+@pytest.mark.parametrize("part", ["matrix", "head", "positions"])
+def test_parts_in_another_type_are_a_reason(part):
+    model = random_decoder(SHAPES["gpt2" if part == "positions" else "llama MHA, untied"])
+    if part == "positions":
+        model.bfloat16().embed_positions.float()
+    else:
+        (model.head if part == "head" else model.layers[0].mlp.up).double()
+    fast = prepare(model, native=True, linear="plain", say=lambda line: None)
+    assert ("float64" in fast.why_not_native) or (
+        part == "positions" and "positions are embedded in float32" in fast.why_not_native
+    )
+
+
+@needs_compiler
+@pytest.mark.parametrize("hidden", [4, 12, 20, 36])
+def test_short_rows_of_whole_bytes_are_right_to_the_last(hidden):
+    """Fewer inputs than a chunk has: several of the last rows have less than one behind them."""
+    config = tiny_config(vocab_size=64, intermediate_size=hidden)
+    model = quantize(random_decoder(config), QuantizationRecipe("rtn", 8, None, {"whole_rows": True}))
+    same_logits(model, native(model), KVS["contiguous"])

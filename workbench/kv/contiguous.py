@@ -153,8 +153,9 @@ class Contiguous(Slots):
 
     def place_batch(self, batch: Batch) -> Placed | None:
         """`begin`, and where the batch's keys and values belong, for a step that attends and writes by itself and then
-        says so (`note_batch`). None, and nothing has changed, where a class on top may attend in another way."""
-        if type(self) is not Contiguous:
+        says so (`note_batch`). None, and nothing has changed, where a class on top may attend in another way,
+        and on another device than a CPU."""
+        if type(self) is not Contiguous or self._keys.device.type != "cpu":
             return None
         self.begin(batch)
         assert self._places is not None, "a batch was accepted"

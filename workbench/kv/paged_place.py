@@ -34,6 +34,8 @@ class PlacesInBlocks(Slots):
         """As `Contiguous.place_batch`; None also where keys and values are stored as something else."""
         if not self.attends_as_paged() or not isinstance(self.store, KeysAndValues):
             return None
+        if self.store.tensors[0].device.type != "cpu":
+            return None
         self._begin_books(batch)
         where = blocks_of(*self.store.whole(), self.block_size)
         return Placed(where, self.tables_of(batch))

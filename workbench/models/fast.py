@@ -82,9 +82,10 @@ def prepare(
     because nobody has measured yet what it gains. experts: how a mixture of experts runs, "loop" or "grouped"
     (workbench.models.fast_experts), which is not the default for the same reason. inputs: what quantized linears are
     multiplied with: "exact", or "q8" (CPU): rounded to 8 bits too, a scale a block, so that products are whole numbers.
-    That is faster and moves the logits a little, so it is never chosen by itself. native: batches of a few rows are
-    one function in C++ each, whatever sequences they belong to (workbench.models.native_steps; CPU, needs a C++
-    compiler once a machine); they too read the weights unpacked. Where that cannot be, they run as they are, and
+    That is faster and moves the logits a little, so it is never chosen by itself. native: batches of a few rows (of any
+    number in types of 16 bits that the processor does not multiply) are one function in C++ each, whatever sequences
+    they belong to (workbench.models.native_steps; CPU, needs a C++ compiler once a machine); they too read the weights
+    unpacked. Where that cannot be, they run as they are, and
     `why_not_native` of the result says why; `native_reason` says what became of the last batch. Not with compile.
     Raises WorkbenchError for a linear, kernels or inputs that this model, dtype or device does not have.
     """
@@ -376,9 +377,7 @@ class FastDecoder:
         return [table for table in (self._table, self._local_table) if table is not None]
 
     def _tables_for(self, positions: int) -> list[torch.Tensor]:
-        for table in self._tables:
-            table.reach_length(positions)
-        return [table.rows for table in self._tables]
+        return [table.reach_length(positions) for table in self._tables]
 
     def _start(self, batch: Batch, kv: Attends) -> tuple[torch.Tensor, Turns]:
         kv.begin(batch)

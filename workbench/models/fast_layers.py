@@ -233,9 +233,14 @@ class RotaryTable:
         """Make the table as long as the batch's texts; a longer one is another tensor."""
         self.reach_length(max(batch.lengths_after()))
 
-    def reach_length(self, needed: int) -> None:
-        if needed > len(self._table):
-            self._table = self._make(max(needed, 2 * len(self._table)))
+    def reach_length(self, needed: int) -> torch.Tensor:
+        """The table, now so long at least; another thread may put a longer one in its place, and never a shorter."""
+        table = self._table
+        if needed > len(table):
+            table = self._make(max(needed, 2 * len(table)))
+            if len(table) > len(self._table):
+                self._table = table
+        return table
 
 
 class TorchNorm:

@@ -65,6 +65,12 @@ class _DistributionLoss(torch.autograd.Function):
         return gradient * upstream[:, None, None], None, None, None, None
 
 
+def output_matrix(target: Decoder) -> torch.Tensor:
+    """[V, d], what the target's head multiplies with; of a quantized head the numbers that its codes stand for."""
+    head: Any = target.head
+    return head.dequantized_weight() if hasattr(head, "dequantized_weight") else head.weight
+
+
 def distribution_loss(
     guesses: torch.Tensor,
     hidden_states: torch.Tensor,
@@ -97,7 +103,11 @@ def medusa_loss(
     aligned = [guesses[k, :, count - 1 - k : length - 2 - k] for k in range(count)]
     wanted, came = hidden_states[:, count : length - 1], rows[:, count + 1 :]
     return distribution_loss(
-        torch.stack(aligned).flatten(1, 2), wanted.flatten(0, 1), target.head.weight, came.flatten(), recipe.text_share
+        torch.stack(aligned).flatten(1, 2),
+        wanted.flatten(0, 1),
+        output_matrix(target),
+        came.flatten(),
+        recipe.text_share,
     ).mean()
 
 
@@ -181,7 +191,7 @@ def eagle_loss(
     # without the last: the token after it is not in the row
     guesses = guesses[:, :, first : length - 2].float().flatten(1, 2)
     wanted, came = hidden_states[:, first + 1 : length - 1].flatten(0, 1), rows[:, first + 2 :].flatten()
-    loss = distribution_loss(guesses, wanted, target.head.weight, came, recipe.text_share).mean()
+    loss = distribution_loss(guesses, wanted, output_matrix(target), came, recipe.text_share).mean()
     if recipe.hidden_state_loss:
         loss = loss + recipe.hidden_state_loss * F.smooth_l1_loss(guesses, wanted.expand_as(guesses))
     return loss

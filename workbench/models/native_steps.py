@@ -6,8 +6,9 @@
     a prompt, or a chunk of one         a chain, one row of logits     n
 
 Nothing is compiled for a shape: one library serves every model, in float32, bfloat16, float16 and codes of 8 or 4 bits,
-and is made once a machine in some seconds. No Python and no allocation runs between its products; threads meet at
-barriers, five a layer. So a step takes what its bytes take, and little more.
+and is made once a machine in some seconds. No Python and no allocation runs between its products, and torch sees none
+of them; threads meet at barriers, five a layer (seven where what is added is normed once more). So a step takes what
+its bytes take, and little more.
 
 It reads keys and values where they lie, in slots or blocks, of every kv that says where (`step_storage`,
 `place_batch`). What it does not take runs as it did: larger batches (`rows_limit`), trees, other kvs
@@ -100,11 +101,11 @@ class NativeSteps:
     ) -> tuple[torch.Tensor, Said] | None:
         """(logits [1, V] float32, said), and the kv has the token. None where it has to come in a batch, and nothing
         has changed."""
-        storage = kv.step_storage(sequence)
+        storage = kv.step_storage(sequence) if self.may_call(kv) else None
         if storage is None or storage.length != position or not 0 <= token < self.config.vocab_size:
             return None  # whoever takes the step the ordinary way says what is wrong
         where = slots_of(storage.keys, storage.values)
-        if where.keys.dtype not in TYPES:
+        if where.keys.dtype not in TYPES or where.keys.device.type != "cpu":
             return None
         turns = tables(position + 1)
         logits, said = self._run(where, [token], [position], [0, 1], [[storage.slot]], turns, [0])
@@ -117,15 +118,17 @@ class NativeSteps:
     def rows(self, batch: Batch, kv: Any, tables: Tables) -> torch.Tensor | None:
         """logits [M, V] float32 of the rows that want them, and the kv has the tokens. None where the batch goes the
         ordinary way, and nothing has changed; `reason` says why."""
-        self.reason = self._why_not(batch, kv)
-        if self.reason:
+        if reason := self._why_not(batch, kv):
+            self.reason = reason
             return None
         token_ids = batch.token_ids.tolist()
+        wanted = list(range(batch.num_tokens)) if batch.logit_rows is None else batch.logit_rows.tolist()
+        if wanted and not 0 <= min(wanted) <= max(wanted) < batch.num_tokens:
+            raise WorkbenchError(f"a batch of {batch.num_tokens} rows wants logits of rows {wanted}")
         placed = kv.place_batch(batch)
         if placed is None:
-            self.reason = f"this {type(kv).__name__} keeps keys and values in another form"
+            self.reason = f"this {type(kv).__name__} keeps keys and values in another form or place"
             return None
-        wanted = range(batch.num_tokens) if batch.logit_rows is None else batch.logit_rows.tolist()
         turns, positions = tables(max(batch.lengths_after())), batch.positions.tolist()
         logits, _ = self._run(placed.where, token_ids, positions, batch.query_starts, placed.tables, turns, wanted)
         kv.note_batch(batch)
@@ -177,9 +180,10 @@ class NativeSteps:
 
     def _in_floats(self, turns: list[torch.Tensor]) -> list[torch.Tensor]:
         """Tables [positions, 2, D] in float32, converted when one came that is longer."""
-        if len(turns) != len(self._turns) or any(one is not known for one, (known, _) in zip(turns, self._turns)):
-            self._turns = [(one, one.float().contiguous()) for one in turns]
-        return [floats for _, floats in self._turns]
+        known = self._turns  # other threads may put longer ones in its place
+        if len(turns) != len(known) or any(one is not before for one, (before, _) in zip(turns, known)):
+            known = self._turns = [(one, one.float().contiguous()) for one in turns]
+        return [floats for _, floats in known]
 
 
 def rows_limit(model: Decoder) -> int | None:
@@ -212,6 +216,8 @@ def _parts_of(model: Decoder, inputs: str) -> ModelParts:
     config = model.config
     place = {layer: index for index, layer in enumerate(config.kv_layers)}
     positions = model.embed_positions
+    if positions is not None and positions.weight.dtype != model.dtype:
+        raise WorkbenchError(f"positions are embedded in {_type_of(positions)}, and tokens in {_type_of(model.embed)}")
     return ModelParts(
         heads=config.num_heads,
         kv_heads=config.num_kv_heads,
@@ -271,6 +277,12 @@ def _matrix(linear: Any, inputs: str) -> Matrix:
 
     if hasattr(linear, "for_loop"):
         return linear.for_loop(inputs)
-    if not isinstance(linear, nn.Linear):
-        raise WorkbenchError(f"a {type(linear).__name__} has no form for steps as one function in C++")
+    if not isinstance(linear, nn.Linear) or linear.weight.dtype not in TYPES:
+        raise WorkbenchError(
+            f"a {type(linear).__name__} in {_type_of(linear)} has no form for steps as one function in C++"
+        )
     return Matrix(linear.weight, detached(linear.bias))
+
+
+def _type_of(module: Any) -> str:
+    return str(module.weight.dtype).removeprefix("torch.") if hasattr(module, "weight") else "a form of its own"

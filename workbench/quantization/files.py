@@ -115,6 +115,11 @@ def _build(folder: Path, description: dict, tensors: dict[str, torch.Tensor], de
         n: m for n, m in model.get_submodule("layers").named_modules(prefix="layers") if isinstance(m, nn.Linear)
     }
     linears["head"] = model.head
+    if ("head" in description["linears"]) != (recipe.head_bits is not None):
+        raise WorkbenchError(
+            f"its recipe has head_bits {recipe.head_bits}, and its head is"
+            f" {'quantized' if 'head' in description['linears'] else 'as it was'}"
+        )
     left = dict(tensors)
     for name, entry in description["linears"].items():
         if name not in linears:
