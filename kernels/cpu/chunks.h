@@ -27,13 +27,6 @@ inline V load(const void* from) {
 
 inline float sum(Floats x) { return ((x[0] + x[4]) + (x[1] + x[5])) + ((x[2] + x[6]) + (x[3] + x[7])); }
 
-constexpr int64_t TOGETHER = 6;  // rows that are multiplied at once with a weight: their sums stay in registers
-
-// How many of the rows that are left come together: about as many each time.
-inline int64_t next_rows(int64_t left) {
-  return left <= TOGETHER ? left : left < 2 * TOGETHER ? (left + 1) / 2 : TOGETHER;
-}
-
 template <Kind KIND>
 inline const uint8_t* at(const uint8_t* row, int64_t chunk) {
   return row + chunk * (KIND == NIBBLES ? CHUNK / 2 : CHUNK);

@@ -29,6 +29,13 @@ constexpr int TILE = 4;         // outputs that are computed together
 // memory this reads half as many again in the same time (measured), and in the cache it costs nothing.
 constexpr int AHEAD = 8192;
 
+constexpr int64_t TOGETHER = 6;  // rows that are multiplied at once with a weight: their sums stay in registers
+
+// How many of the rows that are left come together: about as many each time.
+inline int64_t next_rows(int64_t left) {
+  return left <= TOGETHER ? left : left < 2 * TOGETHER ? (left + 1) / 2 : TOGETHER;
+}
+
 template <Kind KIND>
 inline void fetch(const uint8_t* row, int64_t chunk) {
   __builtin_prefetch(at<KIND>(row, chunk) + AHEAD, 0, 2);
