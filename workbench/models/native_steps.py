@@ -43,7 +43,7 @@ LANES = 8  # a head has a multiple of so many values
 MAX_ROWS = 32  # of float32: with more a product of matrices as large as a processor's caches like them is ahead
 MAX_ROWS_OF_CODES = 64  # with more they become numbers first, once for all rows
 PIECE = 64  # rows that go through the layers together; more come one piece after the other
-Said = torch.Tensor  # [3] float64: a token, the log of its probability, its logit
+Said = torch.Tensor  # [3] float64: the best token, the log of its probability, its logit
 
 
 def why_not_native(model: Decoder) -> str:
