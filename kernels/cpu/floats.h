@@ -67,7 +67,8 @@ inline void put(float number, char* to) {
 // R rows of x, `stride` apart, times O rows of the weight -> y [R, O]
 template <Type TYPE, int R, int O>
 inline void float_product(const char* const* w, const float* x, int64_t stride, int64_t in, float (*y)[O]) {
-  constexpr int64_t SIZE = BYTES_OF_TYPE[TYPE], AHEAD = 8192;
+  constexpr int64_t SIZE = BYTES_OF_TYPE[TYPE];
+  const int64_t ahead = std::max<int64_t>(8192, 4 * in * SIZE);  // bytes: in the next four rows, or further
   constexpr int TWICE = R * O <= 4 ? 2 : 1;  // sums that are independent hide how long an addition takes
   Floats sums[TWICE][R][O] = {};
   int64_t i = 0;
@@ -75,7 +76,7 @@ inline void float_product(const char* const* w, const float* x, int64_t stride, 
     for (int part = 0; part < TWICE; part++) {
       const int64_t at = i + part * LANES;
       for (int o = 0; o < O; o++) {
-        if (part == 0) __builtin_prefetch(w[o] + at * SIZE + AHEAD, 0, 2);
+        if (part == 0) __builtin_prefetch(w[o] + at * SIZE + ahead, 0, 2);
         const Floats weight = wide<TYPE>(w[o] + at * SIZE);
         for (int r = 0; r < R; r++) sums[part][r][o] += weight * load<Floats>(x + r * stride + at);
       }
