@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from workbench.native.build import library
+from workbench.native.build import library, why_no_library
 
 SOURCE = Path(__file__).with_name("coded_attention.cpp")
 FORMATS = ("int8", "fp8", "int4")  # 0 … 255 and e4m3 a byte each; 0 … 15, a token of either half of a group a byte
@@ -72,8 +72,7 @@ class Rows(ctypes.Structure):
 @functools.cache
 def why_not_here() -> str:
     """Why there is no such loop on this machine; "" where there is."""
-    made = library(SOURCE)
-    return made if isinstance(made, str) else ""
+    return why_no_library(SOURCE)
 
 
 def opened(made: ctypes.CDLL) -> ctypes.CDLL:

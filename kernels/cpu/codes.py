@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 
 from workbench.errors import WorkbenchError
-from workbench.native.build import library
+from workbench.native.build import library, why_no_library
 
 SOURCE = Path(__file__).with_name("codes.cpp")
 CHUNK = 32  # codes that are multiplied at once
@@ -60,8 +60,7 @@ def block_of(group: int, *, nibbles: bool) -> int:
 @functools.cache
 def why_not_here() -> str:
     """Why there is no such kernel on this machine; "" where there is."""
-    made = library(SOURCE)
-    return made if isinstance(made, str) else ""
+    return why_no_library(SOURCE)
 
 
 @functools.cache

@@ -603,8 +603,6 @@ int64_t splits_for(const Model& m, const Tokens& tokens, int64_t threads) {
 
 extern "C" {
 
-const char* instructions() { return INSTRUCTIONS; }
-
 // -> logits [wanted, V], and of each of these rows in `said` [wanted, 3] the token of its highest logit, the natural log
 // of that token's probability, and its logit, which is NaN where the row is no distribution.
 void step(const Model* model, const Cache* cache, const Tokens* tokens, int64_t threads, float* logits, double* said) {

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from workbench.kernels.cpu.codes import CodeProduct, WeightArguments
-from workbench.native.build import library
+from workbench.native.build import library, why_no_library
 
 SOURCE = Path(__file__).with_name("step.cpp")
 TYPES = (torch.float32, torch.bfloat16, torch.float16)  # of numbers, as the loop counts them
@@ -110,8 +110,7 @@ class TokenArguments(ctypes.Structure):
 @functools.cache
 def why_not_here() -> str:
     """Why there is no such loop on this machine; "" where there is. Compiles it, once a machine."""
-    made = library(SOURCE)
-    return made if isinstance(made, str) else ""
+    return why_no_library(SOURCE)
 
 
 @functools.cache
@@ -125,7 +124,6 @@ def opened(made: ctypes.CDLL) -> ctypes.CDLL:
     """The same, with the types of its functions."""
     made.step.restype = None
     made.step.argtypes = [Pointer, Pointer, Pointer, Whole, Pointer, Pointer]
-    made.instructions.restype = ctypes.c_char_p
     return made
 
 
@@ -312,8 +310,3 @@ def run(
     arguments = (ctypes.byref(one) for one in (model.arguments, cache, tokens))
     _functions().step(*arguments, threads, logits.data_ptr(), said.data_ptr())
     return logits, said
-
-
-def instructions() -> str:
-    """What codes are multiplied with on this processor: "AVX2", "AVX512-VNNI", …"""
-    return _functions().instructions().decode()

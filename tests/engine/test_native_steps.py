@@ -10,6 +10,7 @@ import threading
 import time
 
 import pytest
+import test_fast
 import torch
 from conftest import random_decoder, tiny_config
 from test_fast import SHAPES, needs_compiler
@@ -56,12 +57,7 @@ def text(count: int, seed: int = 0, vocab_size: int = 64) -> list[int]:
 def batches() -> list[Batch]:
     """Prompts beside decodes, single rows, chunks, drafts; one with more rows than are taken in float32."""
     return [
-        Batch.of([text(20)], sequences=["a"], logits="all"),
-        Batch.of([text(1, 1), text(9, 2)], first_positions=[20, 0], sequences=["a", "b"]),
-        Batch.of([text(1, 3)], first_positions=[21], sequences=["a"]),
-        Batch.of([text(1, 4), text(1, 5)], first_positions=[22, 9], sequences=["a", "b"], logits="all"),
-        Batch.of([text(7, 6), text(3, 7)], first_positions=[10, 23], sequences=["b", "a"]),
-        Batch.of([text(4, 8)], first_positions=[26], sequences=["a"], logits="all"),
+        *test_fast.batches(),
         Batch.of([text(16, 9)], first_positions=[30], sequences=["a"], logits=[3]),
         Batch.of([text(33, 13)], sequences=["d"], logits="all"),
         Batch.of([text(1, 10), text(1, 11), text(2, 12)], first_positions=[46, 17, 0], sequences=["a", "b", "c"]),

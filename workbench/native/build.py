@@ -43,6 +43,12 @@ def library(source: Path) -> ctypes.CDLL | str:
         return f"the C++ loop in {source.name} could not be compiled: {error}"
 
 
+def why_no_library(source: Path) -> str:
+    """Why there is none of this file; "" where there is."""
+    made = library(source)
+    return made if isinstance(made, str) else ""
+
+
 def _key(source: Path, compiler: str) -> str:
     """What the library depends on, headers beside the source included, in 16 digits."""
     sources = [source, *sorted(source.parent.glob("*.h"))]
