@@ -185,6 +185,23 @@ def test_sizes_that_no_register_divides(hidden, size, group, threads):
 
 
 @needs_compiler
+@pytest.mark.parametrize("kv", KVS)
+@pytest.mark.parametrize("window", [None, 300])
+@torch.inference_mode()
+def test_threads_share_the_keys_of_a_long_text(kv, window, threads):
+    """One key-value head and 700 tokens: five threads have a fifth of them each."""
+    shape = {"vocab_size": 64, "context_length": 1024, "num_kv_heads": 1, "sliding_window": window}
+    model = random_decoder(tiny_config(**shape, attention_sinks=2 if window else 0))
+    fast, caches = native(model), [KVS[kv](model.config) for _ in "ab"]
+    for cache in caches:
+        model(Batch.of([text(700)], sequences=["a"]), cache)
+    for at, rows in ((700, 1), (701, 5), (706, 1)):
+        batch = Batch.of([text(rows, at)], first_positions=[at], sequences=["a"], logits="all")
+        got, expected = fast(batch, caches[0]), model(batch, caches[1])
+        assert is_one(fast, batch) and relative_difference(got, expected) < TOLERANCE
+
+
+@needs_compiler
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @torch.inference_mode()
 def test_keys_and_values_are_rounded_to_the_caches_type_as_torch_rounds(dtype):
