@@ -28,8 +28,11 @@ inline V load(const void* from) {
 inline float sum(Floats x) { return ((x[0] + x[4]) + (x[1] + x[5])) + ((x[2] + x[6]) + (x[3] + x[7])); }
 
 template <Kind KIND>
+constexpr int BYTES_OF_CHUNK = KIND == NIBBLES ? CHUNK / 2 : CHUNK;
+
+template <Kind KIND>
 inline const uint8_t* at(const uint8_t* row, int64_t chunk) {
-  return row + chunk * (KIND == NIBBLES ? CHUNK / 2 : CHUNK);
+  return row + chunk * BYTES_OF_CHUNK<KIND>;
 }
 
 // -- what the processor has: dot products of codes, and codes as floats ----------------------------------------------
@@ -69,35 +72,31 @@ inline Sums dot_unsigned(Sums sums, Codes w, Codes q) { return dot_plain<uint8_t
 inline Sums dot_signed(Sums sums, Codes w, Codes q) { return dot_plain<int8_t>(sums, w, q); }
 #endif
 
-// 32 codes as floats: signed ones as they are, unsigned ones less 128, and nibbles as they lie (0 to 15), byte after byte
-// of each 4: vector k has the lower halves of bytes k, 4 + k, 8 + k, 12 + k, then the upper ones. No code is moved to
-// another lane, which would take longest; `ordered` moves the inputs instead, once a call.
+// Part k of 32 codes as floats: signed ones as they are, unsigned ones less 128, and nibbles as they lie (0 to 15), byte
+// after byte of each 4: part k has the lower halves of bytes k, 4 + k, 8 + k, 12 + k, then the upper ones. No code is
+// moved to another lane, which would take longest; `ordered` moves the inputs instead, once a call.
 template <Kind KIND>
-inline void widen(const uint8_t* w, Floats* wide) {
+inline Floats widened(const uint8_t* w, int k) {
 #ifdef __AVX2__
   if constexpr (KIND == NIBBLES) {
+    const int low = 8 * k, high = 8 * k + 4;
     const __m256i twice = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)w));
-    for (int k = 0; k < PARTS; k++) {
-      const int low = 8 * k, high = 8 * k + 4;
-      const __m256i moved = _mm256_srlv_epi32(twice, _mm256_setr_epi32(low, low, low, low, high, high, high, high));
-      wide[k] = (Floats)_mm256_cvtepi32_ps(_mm256_and_si256(moved, _mm256_set1_epi32(15)));
-    }
-  } else {
-    for (int k = 0; k < PARTS; k++) {
-      const __m128i some = _mm_loadl_epi64((const __m128i*)(w + LANES * k));
-      const __m256i whole = KIND == SIGNED ? _mm256_cvtepi8_epi32(some) : _mm256_cvtepu8_epi32(some);
-      wide[k] = (Floats)_mm256_cvtepi32_ps(whole);
-      if (KIND == UNSIGNED) wide[k] -= 128.f;
-    }
+    const __m256i moved = _mm256_srlv_epi32(twice, _mm256_setr_epi32(low, low, low, low, high, high, high, high));
+    return (Floats)_mm256_cvtepi32_ps(_mm256_and_si256(moved, _mm256_set1_epi32(15)));
   }
+  const __m128i some = _mm_loadl_epi64((const __m128i*)(w + LANES * k));
+  const __m256i whole = KIND == SIGNED ? _mm256_cvtepi8_epi32(some) : _mm256_cvtepu8_epi32(some);
+  const Floats wide = (Floats)_mm256_cvtepi32_ps(whole);
+  return KIND == UNSIGNED ? wide - 128.f : wide;
 #else
-  for (int k = 0; k < PARTS; k++)
-    for (int i = 0; i < LANES; i++) {
-      const int byte = KIND == NIBBLES ? 4 * (i % 4) + k : LANES * k + i;
-      if (KIND == NIBBLES) wide[k][i] = w[byte] >> (i < 4 ? 0 : 4) & 15;
-      if (KIND == UNSIGNED) wide[k][i] = int(w[byte]) - 128;
-      if (KIND == SIGNED) wide[k][i] = int8_t(w[byte]);
-    }
+  Floats wide;
+  for (int i = 0; i < LANES; i++) {
+    const int byte = KIND == NIBBLES ? 4 * (i % 4) + k : LANES * k + i;
+    if (KIND == NIBBLES) wide[i] = w[byte] >> (i < 4 ? 0 : 4) & 15;
+    if (KIND == UNSIGNED) wide[i] = int(w[byte]) - 128;
+    if (KIND == SIGNED) wide[i] = int8_t(w[byte]);
+  }
+  return wide;
 #endif
 }
 

@@ -1,9 +1,7 @@
 // Products of a few rows with weights that are numbers: float32, bfloat16 or float16, each read once. Inputs and sums are
 // float32.
 #pragma once
-#include "chunks.h"
-
-#include <algorithm>
+#include "few_rows.h"
 
 namespace {
 
@@ -64,60 +62,56 @@ inline void put(float number, char* to) {
   std::memcpy(to, &rounded, sizeof rounded);
 }
 
-// R rows of x, `stride` apart, times O rows of the weight -> y [R, O]
+// Fewer than LANES, zeros behind them.
+template <Type TYPE>
+inline Floats wide_part(const char* from, int64_t count) {
+  char some[LANES * sizeof(float)] = {};
+  std::memcpy(some, from, count * BYTES_OF_TYPE[TYPE]);
+  return wide<TYPE>(some);
+}
+
+// R rows of x, `stride` apart, times O rows of the weight -> vectors whose lanes add up to y [R, O]
 template <Type TYPE, int R, int O>
-inline void float_product(const char* const* w, const float* x, int64_t stride, int64_t in, float (*y)[O]) {
-  constexpr int64_t SIZE = BYTES_OF_TYPE[TYPE];
-  const int64_t ahead = std::max<int64_t>(8192, 4 * in * SIZE);  // bytes: in the next four rows, or further
-  constexpr int TWICE = R * O <= 4 ? 2 : 1;  // sums that are independent hide how long an addition takes
-  Floats sums[TWICE][R][O] = {};
+void float_product(const char* const* weight, const float* x, int64_t stride, int64_t in, Ahead& ahead,
+                   Floats (&totals)[R][O]) {
+  constexpr int64_t SIZE = BYTES_OF_TYPE[TYPE], BYTES = O * LANES * SIZE;
+  constexpr int PARTS = R * O <= 4 ? 2 : 1;  // sums that are independent hide how long an addition takes
+  const int64_t step = PARTS * BYTES / ahead.passes;
+  const char *next = ahead.next, *w[O];
+  for (int o = 0; o < O; o++) w[o] = weight[o];
+  Floats sums[PARTS][R][O] = {};
   int64_t i = 0;
-  for (; i + TWICE * LANES <= in; i += TWICE * LANES)
-    for (int part = 0; part < TWICE; part++) {
-      const int64_t at = i + part * LANES;
-      for (int o = 0; o < O; o++) {
-        if (part == 0) __builtin_prefetch(w[o] + at * SIZE + ahead, 0, 2);
-        const Floats weight = wide<TYPE>(w[o] + at * SIZE);
-        for (int r = 0; r < R; r++) sums[part][r][o] += weight * load<Floats>(x + r * stride + at);
-      }
-    }
-  for (int r = 0; r < R; r++)
-    for (int o = 0; o < O; o++) {
-      if (TWICE == 2) sums[0][r][o] += sums[1][r][o];
-      float total = sum(sums[0][r][o]);
-      for (int64_t rest = i; rest < in; rest++) total += number<TYPE>(w[o] + rest * SIZE) * x[r * stride + rest];
-      y[r][o] = total;
-    }
-}
-
-// R rows times the outputs of a tile, O at a time.
-template <Type TYPE, int R, int O>
-void few_float_rows(const char* const* w, const float* x, int64_t stride, int64_t in, int64_t outputs, float* y,
-                    int64_t y_stride) {
-  for (int64_t o = 0; o < outputs; o += O) {
-    float part[R][O];
-    float_product<TYPE, R, O>(w + o, x, stride, in, part);
-    for (int r = 0; r < R; r++)
-      for (int64_t i = 0; i < std::min<int64_t>(O, outputs - o); i++) y[r * y_stride + o + i] = part[r][i];
+  for (; i + PARTS * LANES <= in; i += PARTS * LANES) {
+    fetch<PARTS * BYTES>(next, step);
+    for (int k = 0; k < PARTS; k++)
+      multiply_some<R, O>([&](int o) { return wide<TYPE>(w[o] + (i + k * LANES) * SIZE); },
+                          [&](int r) { return load<Floats>(x + r * stride + i + k * LANES); }, sums[k]);
   }
+  for (; i < in; i += LANES) {
+    const int64_t count = std::min<int64_t>(LANES, in - i);
+    multiply_some<R, O>([&](int o) { return wide_part<TYPE>(w[o] + i * SIZE, count); },
+                        [&](int r) { return wide_part<FLOAT32>((const char*)(x + r * stride + i), count); }, sums[0]);
+  }
+  ahead.next = next;
+  for (int r = 0; r < R; r++)
+    for (int o = 0; o < O; o++) totals[r][o] = PARTS == 2 ? sums[0][r][o] + sums[1][r][o] : sums[0][r][o];
 }
 
-// Outputs `first` to first + 3 of some rows of x, `together` of them -> y [together, 4], its rows `y_stride` apart.
+// Outputs `first` to first + TILE − 1 of some rows of x, `together` of them, `stride` apart -> y [together, TILE], its
+// rows `y_stride` apart.
 template <Type TYPE>
 void float_tile(const char* weight, int64_t out, int64_t in, const float* x, int64_t together, int64_t stride,
-                int64_t first, float* y, int64_t y_stride) {
-  const char* w[4];
-  const int64_t outputs = std::min<int64_t>(4, out - first);
-  for (int o = 0; o < 4; o++)  // outputs that are missing are the last one again
+                int64_t first, Ahead& ahead, float* y, int64_t y_stride) {
+  const char* w[TILE];
+  const int64_t outputs = std::min<int64_t>(TILE, out - first);
+  for (int o = 0; o < TILE; o++)  // outputs that are missing are the last one again
     w[o] = weight + (first + std::min<int64_t>(o, outputs - 1)) * in * BYTES_OF_TYPE[TYPE];
-  switch (together) {
-    case 1: return few_float_rows<TYPE, 1, 4>(w, x, stride, in, outputs, y, y_stride);
-    case 2: return few_float_rows<TYPE, 2, 2>(w, x, stride, in, outputs, y, y_stride);
-    case 3: return few_float_rows<TYPE, 3, 2>(w, x, stride, in, outputs, y, y_stride);
-    case 4: return few_float_rows<TYPE, 4, 2>(w, x, stride, in, outputs, y, y_stride);
-    case 5: return few_float_rows<TYPE, 5, 2>(w, x, stride, in, outputs, y, y_stride);
-    default: return few_float_rows<TYPE, 6, 2>(w, x, stride, in, outputs, y, y_stride);
-  }
+  few_rows(
+      together,
+      [&](auto rows, auto abreast, int o, auto& sums) {
+        float_product<TYPE, decltype(rows)::value, decltype(abreast)::value>(w + o, x, stride, in, ahead, sums);
+      },
+      outputs, y, y_stride);
 }
 
 }  // namespace

@@ -26,6 +26,20 @@ struct CodedRows {
   std::vector<float> totals;   // Σx of each group [rows, groups], where the weight has zeros
 };
 
+// Of each of 32 numbers the lowest byte, in their order.
+inline void lowest_bytes(const Sums (&whole)[PARTS], int8_t* to) {
+#ifdef __AVX2__
+  const __m256i byte = _mm256_set1_epi32(255);
+  const auto low = [&](int k) { return _mm256_and_si256((__m256i)whole[k], byte); };
+  const __m256i pairs[] = {_mm256_packus_epi32(low(0), low(1)), _mm256_packus_epi32(low(2), low(3))};
+  const __m256i packed = _mm256_packus_epi16(pairs[0], pairs[1]);  // four bytes of each, by halves of a vector
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  _mm256_storeu_si256((__m256i*)to, _mm256_permutevar8x32_epi32(packed, order));
+#else
+  for (int i = 0; i < CHUNK; i++) to[i] = int8_t(whole[i / LANES][i % LANES]);
+#endif
+}
+
 // 8 numbers at a time, the block is whole chunks: codes = x / scale to the nearest, scale = max|x| / 127. A block with
 // NaN or an infinity has a scale of NaN.
 float rounded(const float* x, int64_t n, int8_t* codes) {
@@ -42,13 +56,15 @@ float rounded(const float* x, int64_t n, int8_t* codes) {
     std::fill(codes, codes + n, int8_t(0));
     return scale;
   }
-  const float rounding = 12582912.f;  // 1.5 · 2²³: adding it leaves a whole number in the last bits
-  for (int64_t i = 0; i < n; i += LANES) {
-    Floats scaled = load<Floats>(x + i) / divisor;
-    scaled = scaled > HIGHEST ? Floats{} + HIGHEST : scaled < -HIGHEST ? Floats{} - HIGHEST : scaled;
-    const Floats moved = scaled + rounding;
-    const Sums whole = load<Sums>(&moved);
-    for (int lane = 0; lane < LANES; lane++) codes[i + lane] = int8_t(whole[lane]);
+  for (int64_t i = 0; i < n; i += CHUNK) {
+    Sums whole[PARTS];
+    for (int k = 0; k < PARTS; k++) {
+      Floats scaled = load<Floats>(x + i + k * LANES) / divisor;
+      scaled = scaled > HIGHEST ? Floats{} + HIGHEST : scaled < -HIGHEST ? Floats{} - HIGHEST : scaled;
+      const Floats moved = scaled + 12582912.f;  // 1.5 · 2²³: adding it leaves a whole number in the last bits
+      whole[k] = load<Sums>(&moved);
+    }
+    lowest_bytes(whole, codes + i);
   }
   return scale;
 }
@@ -161,8 +177,9 @@ inline Floats eight(const void* from, bool halves, int64_t start) {
 
 // R rows times outputs `first` to first + 7 -> y [R, 8], its rows `stride` apart; those beyond the last are left out.
 template <Kind KIND, int R>
-void product_abreast(const Weight& w, const CodedRows& x, int64_t row, int64_t first, float* y, int64_t stride) {
-  constexpr int64_t BYTES = KIND == NIBBLES ? 128 : 256;  // of a chunk
+void product_abreast(const Weight& w, const CodedRows& x, int64_t row, int64_t first, Ahead& ahead, float* y,
+                     int64_t stride) {
+  constexpr int BYTES = ABREAST * BYTES_OF_CHUNK<KIND>;
   const int64_t groups = w.in / w.group, blocks = x.blocks, width = x.width;
   const int64_t start = first * groups;  // of its scales
   const uint8_t* codes = w.codes + first / ABREAST * (width / CHUNK) * BYTES;
@@ -170,6 +187,8 @@ void product_abreast(const Weight& w, const CodedRows& x, int64_t row, int64_t f
   const float* of_block = x.scales.data() + row * blocks;
   const int32_t* sums = x.sums.data() + row * blocks;
   const int above = lies_above<KIND>(int(w.centre));
+  const int64_t step = BYTES / ahead.passes;
+  const char* next = ahead.next;
   Floats totals[R] = {};
   for (int64_t group = 0; group < groups; group++) {
     const Floats scale = eight(w.scale, w.halves, start + group * ABREAST);
@@ -178,7 +197,7 @@ void product_abreast(const Weight& w, const CodedRows& x, int64_t row, int64_t f
       for (int r = 0; r < R; r++) whole[r] = above ? Sums{} - above * sums[r * blocks] : Sums{};
       const int64_t end = std::min(w.block, w.group - begin);
       for (int64_t i = 0; i < end; i += CHUNK, codes += BYTES, q += CHUNK) {
-        for (int64_t line = 0; line < BYTES; line += 64) __builtin_prefetch(codes + line + AHEAD, 0, 2);
+        fetch<BYTES>(next, step);
         dot_abreast<KIND, R>(codes, q, width, whole);
       }
       for (int r = 0; r < R; r++)
@@ -188,19 +207,21 @@ void product_abreast(const Weight& w, const CodedRows& x, int64_t row, int64_t f
     const Floats zero = (w.zero ? eight(w.zero, w.halves, start + group * ABREAST) : Floats{}) + scale * w.shift;
     for (int r = 0; r < R; r++) totals[r] += zero * x.totals[(row + r) * groups + group];
   }
+  ahead.next = next;
   const int64_t outputs = std::min(ABREAST, w.out - first);
   for (int r = 0; r < R; r++) std::memcpy(y + r * stride, &totals[r], outputs * sizeof(float));
 }
 
 template <Kind KIND>
-void tile_q8(const Weight& w, const CodedRows& x, int64_t row, int64_t together, int64_t first, float* y, int64_t stride) {
+void tile_q8(const Weight& w, const CodedRows& x, int64_t row, int64_t together, int64_t first, Ahead& ahead, float* y,
+             int64_t stride) {
   switch (together) {
-    case 1: return product_abreast<KIND, 1>(w, x, row, first, y, stride);
-    case 2: return product_abreast<KIND, 2>(w, x, row, first, y, stride);
-    case 3: return product_abreast<KIND, 3>(w, x, row, first, y, stride);
-    case 4: return product_abreast<KIND, 4>(w, x, row, first, y, stride);
-    case 5: return product_abreast<KIND, 5>(w, x, row, first, y, stride);
-    default: return product_abreast<KIND, 6>(w, x, row, first, y, stride);
+    case 1: return product_abreast<KIND, 1>(w, x, row, first, ahead, y, stride);
+    case 2: return product_abreast<KIND, 2>(w, x, row, first, ahead, y, stride);
+    case 3: return product_abreast<KIND, 3>(w, x, row, first, ahead, y, stride);
+    case 4: return product_abreast<KIND, 4>(w, x, row, first, ahead, y, stride);
+    case 5: return product_abreast<KIND, 5>(w, x, row, first, ahead, y, stride);
+    default: return product_abreast<KIND, 6>(w, x, row, first, ahead, y, stride);
   }
 }
 

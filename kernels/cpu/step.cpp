@@ -82,8 +82,9 @@ struct Tokens {
 namespace {
 
 constexpr float LOWEST = -std::numeric_limits<float>::infinity();
-constexpr int64_t BLOCK = 16;        // outputs whose weights stay in the cache while rows pass
-constexpr int64_t LEAST_KEYS = 128;  // of a share; fewer are not worth putting together again
+constexpr int64_t BLOCK_BYTES = 12 << 10;  // of weights that stay in the cache while rows pass
+constexpr int64_t AHEAD_BYTES = 32 << 10;  // so far ahead weights are fetched that all rows pass at once
+constexpr int64_t LEAST_KEYS = 128;        // of a share; fewer are not worth putting together again
 
 struct Best {
   float top = LOWEST;
@@ -288,44 +289,62 @@ struct Thread {
     by_kind(w.codes.kind, [&](auto kind) { ::arrange<decltype(kind)::value>(w.codes, x, rows, w.in, own.inputs); });
   }
 
+  // Where an output's weights begin.
+  static const char* weights_of(const Matrix& w, int64_t out) {
+    if (w.kind < CODES) return w.numbers + out * w.in * BYTES_OF_TYPE[w.kind];
+    const int64_t group = w.codes.group, padded = w.kind == CODES_Q8 ? up(group, CHUNK) * CHUNK : group;
+    return (const char*)w.codes.codes + out * (w.in / group * padded) / (w.codes.kind == NIBBLES ? 2 : 1);
+  }
+
   // Outputs from `first` on, at most ABREAST, of some rows -> part [some, ABREAST]
-  void tile_of(const Matrix& w, const float* x, int64_t row, int64_t some, int64_t first, float* part) {
+  void tile_of(const Matrix& w, const float* x, int64_t row, int64_t some, int64_t first, Ahead& ahead, float* part) {
     if (w.kind == CODES_Q8) {
       const auto tile = w.codes.kind == NIBBLES ? tile_q8<NIBBLES> : tile_q8<SIGNED>;
-      return tile(w.codes, own.coded_inputs, row, some, first, part, ABREAST);
+      return tile(w.codes, own.coded_inputs, row, some, first, ahead, part, ABREAST);
     }
     for (int64_t out = first; out < std::min(w.out, first + ABREAST); out += TILE, part += TILE)
       if (w.kind == CODES) {
-        float* room = sized(own.scales, 2 * TILE * (w.in / w.codes.group));
+        float* room = sized(own.scales, room_of(w.codes));
         by_kind(w.codes.kind, [&](auto kind) {
-          ::tile<decltype(kind)::value>(w.codes, own.inputs, row, some, out, room, part, ABREAST);
+          ::tile<decltype(kind)::value>(w.codes, own.inputs, row, some, out, ahead, room, part, ABREAST);
         });
       } else {
         by_type(w.kind, [&](auto type) {
-          float_tile<decltype(type)::value>(w.numbers, w.out, w.in, x + row * w.in, some, w.in, out, part, ABREAST);
+          float_tile<decltype(type)::value>(w.numbers, w.out, w.in, x + row * w.in, some, w.in, out, ahead, part, ABREAST);
         });
       }
   }
 
-  // This thread's outputs, x [rows, in] -> y [rows, stride], added to what is there or in its place.
-  void multiply(const Matrix& w, const float* x, int64_t rows, float* y, int64_t stride, bool add = false) {
+  // This thread's outputs, x [rows, in] -> y [rows, stride], added to what is there or in its place. next: the matrix
+  // that comes after this one, whose first weights are fetched.
+  void multiply(const Matrix& w, const float* x, int64_t rows, float* y, int64_t stride, const Matrix* next,
+                bool add = false) {
     arrange_for(w, x, rows);
     const int64_t first = first_of(w.out, thread), end = first_of(w.out, thread + 1);
+    const int64_t bytes = weights_of(w, ABREAST) - weights_of(w, 0), outputs = ABREAST * up(BLOCK_BYTES, bytes);
     float part[TOGETHER * ABREAST];
-    for (int64_t block = first; block < end; block += BLOCK)  // few outputs, which stay in the cache, for all rows
+    Ahead ahead{nullptr, passes_of(rows)};
+    for (int64_t block = first; block < end; block += outputs) {
+      ahead.next = ahead.passes == 1 ? weights_of(w, block) + AHEAD_BYTES : weights_of(w, block + outputs);
+      if (next && block + outputs >= end) ahead.next = weights_of(*next, first_of(next->out, thread));
       for (int64_t row = 0, some; row < rows; row += some) {
         some = next_rows(rows - row);
-        for (int64_t out = block; out < std::min(end, block + BLOCK); out += ABREAST) {
-          tile_of(w, x, row, some, out, part);
-          const int64_t count = std::min(ABREAST, w.out - out);
-          for (int64_t r = 0; r < some; r++)
-            for (int64_t o = 0; o < count; o++) {
-              const float sum = part[r * ABREAST + o] + (w.bias ? w.bias[out + o] : 0);
-              float& to = y[(row + r) * stride + out + o];
-              to = add ? to + sum : sum;
-            }
+        for (int64_t out = block; out < std::min(end, block + outputs); out += ABREAST) {
+          tile_of(w, x, row, some, out, ahead, part);
+          for (int64_t r = 0; r < some; r++) put_sums(w, out, part + r * ABREAST, y + (row + r) * stride + out, add);
         }
       }
+    }
+  }
+
+  // sums [ABREAST], or as many as there are from output `out` on
+  static void put_sums(const Matrix& w, int64_t out, const float* sums, float* y, bool add) {
+    const int64_t count = std::min(ABREAST, w.out - out);
+    each(y, count, [&](int64_t, int64_t) {
+      Floats some = load<Floats>(sums);
+      if (w.bias) some += some_of(w.bias + out, count);
+      return add ? some + some_of(y, count) : some;
+    });
   }
 
   // First and last of this thread's outputs of a matrix.
@@ -369,10 +388,10 @@ struct Thread {
 
   void project(const Layer& layer) {
     const float* x = normed_rows(layer.before_attention);
-    multiply(layer.q, x, tokens.rows, shared.q.data(), m.heads * m.size);
+    multiply(layer.q, x, tokens.rows, shared.q.data(), m.heads * m.size, layer.owns_keys ? &layer.k : &layer.o);
     if (layer.owns_keys) {
-      multiply(layer.k, x, tokens.rows, shared.k.data(), m.kv_heads * m.size);
-      multiply(layer.v, x, tokens.rows, shared.v.data(), m.kv_heads * m.size);
+      multiply(layer.k, x, tokens.rows, shared.k.data(), m.kv_heads * m.size, &layer.v);
+      multiply(layer.v, x, tokens.rows, shared.v.data(), m.kv_heads * m.size, &layer.o);
     }
     wait();
   }
@@ -489,7 +508,7 @@ struct Thread {
     for (int64_t row = 0; row < tokens.rows; row++)
       for (int64_t head = 0; head < m.heads; head++) together(row, head, mixed + row * wide + head * m.size);
     arranged = nullptr;
-    add(layer.o, mixed, layer.after_attention);
+    add(layer.o, mixed, layer.after_attention, m.gated ? &layer.gate : &layer.up);
   }
 
   // The shares of a query's keys -> [D]
@@ -507,13 +526,13 @@ struct Thread {
   }
 
   // x += w · rows, normed before where there is such a norm
-  void add(const Matrix& w, const float* rows, const Norm& norm) {
+  void add(const Matrix& w, const float* rows, const Norm& norm, const Matrix* next) {
     const int64_t d = m.width;
     if (!norm.kind) {
-      multiply(w, rows, tokens.rows, shared.x.data(), d, true);
+      multiply(w, rows, tokens.rows, shared.x.data(), d, next, true);
       return wait();
     }
-    multiply(w, rows, tokens.rows, shared.added.data(), d);
+    multiply(w, rows, tokens.rows, shared.added.data(), d, next);
     wait();
     float* to = sized(own.divided, d);
     for (int64_t row = 0; row < tokens.rows; row++) {
@@ -528,22 +547,22 @@ struct Thread {
     const int64_t hidden = m.hidden, first = first_of(hidden, thread), count = first_of(hidden, thread + 1) - first;
     float* up_rows = m.gated ? sized(own.up, tokens.rows * hidden) : nullptr;
     if (m.gated) {
-      multiply(layer.gate, x, tokens.rows, shared.hidden.data(), hidden);
-      multiply(layer.up, x, tokens.rows, up_rows, hidden);
+      multiply(layer.gate, x, tokens.rows, shared.hidden.data(), hidden, &layer.up);
+      multiply(layer.up, x, tokens.rows, up_rows, hidden, &layer.down);
     } else {
-      multiply(layer.up, x, tokens.rows, shared.hidden.data(), hidden);
+      multiply(layer.up, x, tokens.rows, shared.hidden.data(), hidden, &layer.down);
     }
     for (int64_t row = 0; row < tokens.rows; row++)
       activated(shared.hidden.data() + row * hidden + first, up_rows ? up_rows + row * hidden + first : nullptr, count,
                 m.gelu);
     wait();
     arranged = nullptr;
-    add(layer.down, shared.hidden.data(), layer.after_mlp);
+    add(layer.down, shared.hidden.data(), layer.after_mlp, &layer == m.layer + m.layers - 1 ? &m.head : &(&layer)[1].q);
   }
 
   void choose(double* said) {
     const float* x = normed_rows(m.last, tokens.wanted_rows, tokens.wanted);
-    multiply(m.head, x, tokens.wanted, logits, m.vocabulary);
+    multiply(m.head, x, tokens.wanted, logits, m.vocabulary, nullptr);
     const int64_t first = first_of(m.vocabulary, thread), end = first_of(m.vocabulary, thread + 1);
     for (int64_t row = 0; row < tokens.wanted; row++) {
       const float* of_row = logits + row * m.vocabulary;

@@ -22,7 +22,7 @@ from workbench.kernels.cpu import step as loop
 from workbench.kv import Contiguous, Paged, Recompute
 from workbench.models import Batch, Decoder, native_steps, prepare
 from workbench.models.fast import FastDecoder
-from workbench.models.native_steps import MAX_ROWS, MAX_ROWS_OF_CODES, PIECE, multiplies, rows_limit
+from workbench.models.native_steps import MAX_ROWS, MAX_ROWS_OF_CODES, MAX_ROWS_OF_Q8, PIECE, multiplies, rows_limit
 from workbench.native.compiler import OFF
 from workbench.quantization import QuantizationRecipe, quantize
 from workbench.serving import Engine, Request, SchedulerSettings
@@ -257,7 +257,9 @@ def test_many_rows_go_through_a_piece_at_a_time_and_sequences_may_be_cut(kv, mon
 
 def test_rows_are_limited_where_a_product_of_matrices_is_faster():
     model = random_decoder(tiny_config(vocab_size=64))
-    assert rows_limit(model) == MAX_ROWS < MAX_ROWS_OF_CODES == PIECE == rows_limit(rounded("rtn", 8, 32, True))
+    in_codes = rounded("rtn", 8, 32, True)
+    assert (rows_limit(model), rows_limit(in_codes)) == (MAX_ROWS, MAX_ROWS_OF_CODES)
+    assert PIECE < rows_limit(in_codes, "q8") == MAX_ROWS_OF_Q8
     for dtype in (torch.bfloat16, torch.float16):
         narrow = copy.deepcopy(model).to(dtype)
         assert rows_limit(narrow) == (MAX_ROWS if multiplies(dtype) else None)
@@ -345,7 +347,7 @@ def test_larger_batches_trees_and_other_caches_run_as_they_did():
     model = random_decoder(tiny_config(vocab_size=64))
     fast = native(model)
     cases = {
-        "up to 32": (Batch.of([text(MAX_ROWS + 1)], logits="all"), Contiguous(model.config)),
+        f"up to {MAX_ROWS}": (Batch.of([text(MAX_ROWS + 1)], logits="all"), Contiguous(model.config)),
         "tree": (Batch.of([[5, 6, 7]], parents=[[-1, 0, 0]], logits="all"), Contiguous(model.config)),
         "Recompute": (Batch.of([text(5)], logits="all"), Recompute(model.config)),
         "another form": (Batch.of([text(5)], logits="all"), Paged(model.config, format="int8")),

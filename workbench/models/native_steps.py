@@ -40,8 +40,9 @@ if TYPE_CHECKING:
 Tables = Callable[[int], list[torch.Tensor]]  # of cos and sin, for so many positions
 TYPES = (torch.float32, torch.bfloat16, torch.float16)  # of weights, and of keys and values
 LANES = 8  # a head has a multiple of so many values
-MAX_ROWS = 32  # of float32: with more a product of matrices as large as a processor's caches like them is ahead
+MAX_ROWS = 96  # of float32: with more a product of matrices as large as a processor's caches like them is ahead
 MAX_ROWS_OF_CODES = 64  # with more they become numbers first, once for all rows
+MAX_ROWS_OF_Q8 = 512  # of codes whose inputs are rounded too
 PIECE = 64  # rows that go through the layers together; more come one piece after the other
 Said = torch.Tensor  # [3] float64: the best token, the log of its probability, its logit
 
@@ -81,7 +82,7 @@ class NativeSteps:
         self.config, self.name = model.config, model.name
         self.parts = _parts_of(model, inputs)
         self.reason = "no step was taken yet"
-        self.max_rows = rows_limit(model)
+        self.max_rows = rows_limit(model, inputs)
         self._turns: list[tuple[torch.Tensor, torch.Tensor]] = []  # tables as they came, and in float32
 
     @property
@@ -186,14 +187,16 @@ class NativeSteps:
         return [floats for _, floats in known]
 
 
-def rows_limit(model: Decoder) -> int | None:
+def rows_limit(model: Decoder, inputs: str = "exact") -> int | None:
     """Rows up to which this is the faster way, None: always; by rule, from what was measured with two threads and AVX2.
 
     Numbers of 16 bits that the processor cannot multiply take torch four times as long as this loop, whatever the rows.
     """
     if model.dtype != torch.float32 and not multiplies(model.dtype):
         return None
-    return MAX_ROWS_OF_CODES if any(hasattr(one, "for_loop") for one in model.modules()) else MAX_ROWS
+    if not any(hasattr(one, "for_loop") for one in model.modules()):
+        return MAX_ROWS
+    return MAX_ROWS_OF_Q8 if inputs == "q8" else MAX_ROWS_OF_CODES
 
 
 def multiplies(dtype: torch.dtype) -> bool:

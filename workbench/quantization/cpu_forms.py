@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from workbench.kernels.cpu.codes import CodeProduct
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)  # of activations; the loops compute in float32
-MAX_ROWS = {torch.float32: 16}  # more are faster with the weight as numbers (measured without bfloat16 instructions)
-MAX_ROWS_16_BITS = 48
+# More rows are faster with the weight as numbers (measured with AVX2, without instructions for bfloat16).
+MAX_ROWS, MAX_ROWS_16_BITS = 64, 48
+MAX_ROWS_OF_Q8 = 256
 
 
 class CodeKernel:
@@ -45,11 +46,17 @@ class CodeKernel:
         self.weight_bytes = self._product.nbytes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if x.shape[0] > MAX_ROWS.get(x.dtype, MAX_ROWS_16_BITS):
+        if x.shape[0] > self.max_rows(x.dtype):
             return self.others(x)
         if x.dtype == torch.float32:
             return self._product(x)
         return self._product(x.float()).to(x.dtype)
+
+    def max_rows(self, dtype: torch.dtype) -> int:
+        """Rows of this type up to which the loops are the faster way."""
+        if self.inputs == "q8":
+            return MAX_ROWS_OF_Q8
+        return MAX_ROWS if dtype == torch.float32 else MAX_ROWS_16_BITS
 
 
 def code_product(stored: Grouped, inputs: str = "exact") -> CodeProduct:
