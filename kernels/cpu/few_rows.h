@@ -9,7 +9,10 @@
 namespace {
 
 constexpr int TILE = 4;          // outputs that are computed one after the other for the same rows
+constexpr int64_t ABREAST = 8;   // outputs that a thread has at least
 constexpr int64_t TOGETHER = 6;  // rows that are multiplied at once with a weight
+constexpr int64_t BLOCK_BYTES = 12 << 10;  // of weights that stay in the cache while rows pass
+constexpr int64_t AHEAD_BYTES = 32 << 10;  // so far ahead weights are fetched that all rows pass at once
 
 inline int64_t up(int64_t n, int64_t by) { return (n + by - 1) / by; }
 
@@ -32,6 +35,28 @@ template <int BYTES>
 inline void fetch(const char*& next, int64_t step) {
   for (int line = 0; line < BYTES; line += 64) __builtin_prefetch(next + line, 0, 2);
   next += step;
+}
+
+// Of so many outputs a thread's first one.
+inline int64_t first_output(int64_t out, int64_t thread, int64_t threads) {
+  return std::min(out, up(out, ABREAST) * thread / threads * ABREAST);
+}
+
+// Outputs `first` to end − 1 of all rows, a block after the other: tile(row, rows, output, ahead), at most ABREAST
+// outputs from that one on. An output's weights begin at where(output). next: what is read after the last of them, or
+// null.
+template <typename Where, typename Tile>
+void in_blocks(int64_t first, int64_t end, int64_t rows, Where where, const char* next, Tile tile) {
+  const int64_t outputs = ABREAST * up(BLOCK_BYTES, where(ABREAST) - where(0));
+  Ahead ahead{nullptr, passes_of(rows)};
+  for (int64_t block = first; block < end; block += outputs) {
+    ahead.next = ahead.passes == 1 ? where(block) + AHEAD_BYTES : where(block + outputs);
+    if (next && block + outputs >= end) ahead.next = next;
+    for (int64_t row = 0, some; row < rows; row += some) {
+      some = next_rows(rows - row);
+      for (int64_t out = block; out < std::min(end, block + outputs); out += ABREAST) tile(row, some, out, ahead);
+    }
+  }
 }
 
 // A value stays in its register. Otherwise the compiler reads it from memory again for each product that takes it, and

@@ -14,7 +14,6 @@
 namespace {
 
 constexpr float HIGHEST = 127;  // of an input's code
-constexpr int64_t ABREAST = 8;  // outputs
 
 // Rows of inputs in 8 bits, padded to whole chunks.
 struct CodedRows {

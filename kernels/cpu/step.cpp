@@ -82,9 +82,7 @@ struct Tokens {
 namespace {
 
 constexpr float LOWEST = -std::numeric_limits<float>::infinity();
-constexpr int64_t BLOCK_BYTES = 12 << 10;  // of weights that stay in the cache while rows pass
-constexpr int64_t AHEAD_BYTES = 32 << 10;  // so far ahead weights are fetched that all rows pass at once
-constexpr int64_t LEAST_KEYS = 128;        // of a share; fewer are not worth putting together again
+constexpr int64_t LEAST_KEYS = 128;  // of a share; fewer are not worth putting together again
 
 struct Best {
   float top = LOWEST;
@@ -320,21 +318,14 @@ struct Thread {
   void multiply(const Matrix& w, const float* x, int64_t rows, float* y, int64_t stride, const Matrix* next,
                 bool add = false) {
     arrange_for(w, x, rows);
-    const int64_t first = first_of(w.out, thread), end = first_of(w.out, thread + 1);
-    const int64_t bytes = weights_of(w, ABREAST) - weights_of(w, 0), outputs = ABREAST * up(BLOCK_BYTES, bytes);
     float part[TOGETHER * ABREAST];
-    Ahead ahead{nullptr, passes_of(rows)};
-    for (int64_t block = first; block < end; block += outputs) {
-      ahead.next = ahead.passes == 1 ? weights_of(w, block) + AHEAD_BYTES : weights_of(w, block + outputs);
-      if (next && block + outputs >= end) ahead.next = weights_of(*next, first_of(next->out, thread));
-      for (int64_t row = 0, some; row < rows; row += some) {
-        some = next_rows(rows - row);
-        for (int64_t out = block; out < std::min(end, block + outputs); out += ABREAST) {
+    in_blocks(
+        first_of(w.out, thread), first_of(w.out, thread + 1), rows, [&](int64_t out) { return weights_of(w, out); },
+        next ? weights_of(*next, first_of(next->out, thread)) : nullptr,
+        [&](int64_t row, int64_t some, int64_t out, Ahead& ahead) {
           tile_of(w, x, row, some, out, ahead, part);
           for (int64_t r = 0; r < some; r++) put_sums(w, out, part + r * ABREAST, y + (row + r) * stride + out, add);
-        }
-      }
-    }
+        });
   }
 
   // sums [ABREAST], or as many as there are from output `out` on
@@ -348,9 +339,7 @@ struct Thread {
   }
 
   // First and last of this thread's outputs of a matrix.
-  int64_t first_of(int64_t out, int64_t which) const {
-    return std::min(out, share_of(up(out, ABREAST), which) * ABREAST);
-  }
+  int64_t first_of(int64_t out, int64_t which) const { return first_output(out, which, threads); }
 
   // - phases
 

@@ -21,7 +21,16 @@ from workbench.models.compiled import attend_rows, why_not_whole
 from workbench.models.config import LatentAttentionShape, LinearScaling, ModelConfig, RotaryScaling, YarnScaling
 from workbench.models.corpus import held_out_files, token_stream
 from workbench.models.fast import FastDecoder
-from workbench.models.linear import LINEARS, Matvec, Packed, Plain, chosen_linear, linear_class, why_not_packed
+from workbench.models.linear import (
+    LINEARS,
+    Matvec,
+    Packed,
+    Plain,
+    chosen_linear,
+    linear_class,
+    why_not_looped,
+    why_not_packed,
+)
 
 
 def shape(**changes) -> ModelConfig:
@@ -68,7 +77,11 @@ SHAPES = {
     "latent attention": latent(query_rank=12),
     "latent attention, q at once": latent(query_rank=None),
 }
-LINEAR = ["plain", *(["packed"] if not why_not_packed(torch.float32, "cpu") else [])]
+LINEAR = [
+    "plain",
+    *(["packed"] if not why_not_packed(torch.float32, "cpu") else []),
+    *(["looped"] if not why_not_looped(torch.float32, "cpu") else []),
+]
 PACKS_BFLOAT16 = [t for t in (torch.float32, torch.bfloat16) if not why_not_packed(t, "cpu")]
 
 
@@ -268,7 +281,9 @@ def test_a_prepared_model_is_not_prepared_again(small):
 
 
 def test_an_unknown_linear_names_the_nearest(small):
-    with pytest.raises(WorkbenchError, match=r"linear 'pakced'; did you mean 'packed'\? Known: auto, packed, plain"):
+    with pytest.raises(
+        WorkbenchError, match=r"linear 'pakced'; did you mean 'packed'\? Known: auto, looped, packed, plain"
+    ):
         prepare(small, linear="pakced")
 
 

@@ -22,7 +22,8 @@ from workbench.kernels.cpu import step as loop
 from workbench.kv import Contiguous, Paged, Recompute
 from workbench.models import Batch, Decoder, native_steps, prepare
 from workbench.models.fast import FastDecoder
-from workbench.models.native_steps import MAX_ROWS, MAX_ROWS_OF_CODES, MAX_ROWS_OF_Q8, PIECE, multiplies, rows_limit
+from workbench.models.linear import torch_multiplies
+from workbench.models.native_steps import MAX_ROWS, MAX_ROWS_OF_CODES, MAX_ROWS_OF_Q8, PIECE, rows_limit
 from workbench.native.compiler import OFF
 from workbench.quantization import QuantizationRecipe, quantize
 from workbench.serving import Engine, Request, SchedulerSettings
@@ -262,7 +263,7 @@ def test_rows_are_limited_where_a_product_of_matrices_is_faster():
     assert PIECE < rows_limit(in_codes, "q8") == MAX_ROWS_OF_Q8
     for dtype in (torch.bfloat16, torch.float16):
         narrow = copy.deepcopy(model).to(dtype)
-        assert rows_limit(narrow) == (MAX_ROWS if multiplies(dtype) else None)
+        assert rows_limit(narrow) == (MAX_ROWS if torch_multiplies(dtype) else None)
 
 
 # -- what is said ------------------------------------------------------------------------------------------------------

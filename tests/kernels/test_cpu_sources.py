@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from workbench.kernels.cpu import coded_attention, codes, step
+from workbench.kernels.cpu import coded_attention, codes, floats, step
 from workbench.kv import paged_blocks
 from workbench.native.build import FLAGS, library
 from workbench.native.compiler import compiler, why_no_compiler
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(path for folder in ("kernels", "workbench") for path in (ROOT / folder).rglob("*.cpp"))
-CALLERS = (coded_attention, codes, step, paged_blocks)
+CALLERS = (coded_attention, codes, floats, step, paged_blocks)
 pytestmark = pytest.mark.skipif(bool(why_no_compiler()), reason=why_no_compiler() or "there is a compiler")
 
 

@@ -4,10 +4,10 @@
 
 A decode step multiplies every weight with one row or a few, so its time is that of reading the weights. How they
 lie in memory decides how fast they are read: `Plain` leaves them to torch's `F.linear` and is the oracle of all
-others; `Packed` lets oneDNN lay them out once, in blocks that its kernels read straight through; `TritonMatvec` is our
-kernel for a few rows on a CUDA device. Which of the first two is faster differs between processors and shapes, so
-`workbench.models.measured_linear` measures it. Weights in fewer bits are further classes of this kind
-(`workbench.quantization.inference`).
+others; `Packed` lets oneDNN lay them out once, in blocks that its kernels read straight through; `Looped` is our loop
+in C++ for a few rows, and `TritonMatvec` our kernel for them on a CUDA device. Which of the first three is fastest
+differs between processors and shapes, so `workbench.models.measured_linear` measures it. Weights in fewer bits are
+further classes of this kind (`workbench.quantization.inference`).
 """
 
 from __future__ import annotations
@@ -100,6 +100,32 @@ class Packed:
         self.form = "packed, rows unpadded" if self._is_large and rows == 1 else "packed"
 
 
+class Looped:
+    """The weight as it is, [out, in]: a few rows through our loop in C++ (`workbench.kernels.cpu.floats`), more through
+    `F.linear`. CPU. Numbers of 16 bits that torch has no instructions for go through the loop whatever the rows."""
+
+    form = "C++ loop"
+    MAX_ROWS = 96
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        reason = why_not_looped(weight.dtype, weight.device)
+        if reason:
+            raise WorkbenchError(f"this weight cannot go through the C++ loop: {reason}; use the plain linear")
+        from workbench.kernels.cpu.floats import FloatProduct
+
+        self.out_features, self.in_features = weight.shape
+        self.weight, self.bias = weight.detach().contiguous(), bias
+        self.weight_bytes = _bytes(weight, bias)
+        self._product = FloatProduct(self.weight, bias)
+        self._max_rows = self.MAX_ROWS if torch_multiplies(weight.dtype) else None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        many = self._max_rows is not None and x.shape[0] > self._max_rows
+        if many or x.requires_grad or torch._C._len_torch_dispatch_stack():  # who records operations knows that one
+            return F.linear(x, self.weight, self.bias)
+        return self._product(x) if x.dtype is torch.float32 else self._product(x.float()).to(x.dtype)
+
+
 class TritonMatvec:
     """The weight as it is, [out, in]: up to 32 rows through our kernel (`workbench.kernels.matvec`), more through
     `F.linear`. CUDA; on a CPU, by name only, in Triton's interpreter."""
@@ -188,7 +214,7 @@ def reason_of(linear: Linear) -> str:
     return str(getattr(linear, "reason", ""))
 
 
-LINEARS: dict[str, Callable[..., Linear]] = {"plain": Plain, "packed": Packed, "triton": TritonMatvec}
+LINEARS: dict[str, Callable[..., Linear]] = {"plain": Plain, "packed": Packed, "looped": Looped, "triton": TritonMatvec}
 
 
 def linear_class(name: str, dtype: torch.dtype, device: torch.device | str) -> Callable[..., Linear]:
@@ -231,6 +257,31 @@ def why_not_triton(dtype: torch.dtype, device: torch.device | str) -> str:
     except ImportError as error:
         return f"Triton is not installed here ({error})"
     return launch.why_not(device)
+
+
+def why_not_looped(dtype: torch.dtype, device: torch.device | str) -> str:
+    """Why weights of this dtype on this device do not go through our loop; "" where they do. Compiles it, once a
+    machine."""
+    if torch.device(device).type != "cpu":
+        return f"the loop is for CPUs, the weight is on {device}"
+    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return f"the loop is for float32, float16 and bfloat16, the weight is {str(dtype).removeprefix('torch.')}"
+    from workbench.kernels.cpu import floats
+
+    return floats.why_not_here()
+
+
+def torch_multiplies(dtype: torch.dtype) -> bool:
+    """Whether torch has instructions of this processor for products of such numbers."""
+    if dtype not in (torch.bfloat16, torch.float16):
+        return True
+    if not torch.backends.mkldnn.is_available():
+        return False
+    known = {
+        torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
+        torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
+    }
+    return bool(known[dtype]())
 
 
 def why_not_packed(dtype: torch.dtype, device: torch.device | str) -> str:

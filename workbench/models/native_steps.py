@@ -32,6 +32,7 @@ from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
 from workbench.models.decoder import Decoder, DecoderLayer
 from workbench.models.fast_layers import RMS_NORMS, detached, norm_weight
+from workbench.models.linear import torch_multiplies
 from workbench.models.placed import Keys, slots_of
 
 if TYPE_CHECKING:
@@ -192,22 +193,11 @@ def rows_limit(model: Decoder, inputs: str = "exact") -> int | None:
 
     Numbers of 16 bits that the processor cannot multiply take torch four times as long as this loop, whatever the rows.
     """
-    if model.dtype != torch.float32 and not multiplies(model.dtype):
+    if not torch_multiplies(model.dtype):
         return None
     if not any(hasattr(one, "for_loop") for one in model.modules()):
         return MAX_ROWS
     return MAX_ROWS_OF_Q8 if inputs == "q8" else MAX_ROWS_OF_CODES
-
-
-def multiplies(dtype: torch.dtype) -> bool:
-    """Whether torch has instructions of this processor for products of such numbers of 16 bits."""
-    if not torch.backends.mkldnn.is_available():
-        return False
-    known = {
-        torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
-        torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
-    }
-    return bool(known[dtype]())
 
 
 # -- a model's parts ---------------------------------------------------------------------------------------------------
