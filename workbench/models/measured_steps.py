@@ -201,7 +201,8 @@ def _one_size(
     native: NativeSteps, eager: Eager, tables: Tables, clock: Clock, rows: int, until: float
 ) -> dict[str, float] | str:
     config = native.config
-    at = min(CACHED, config.context_length - 1)
+    windows = (config.window_of(layer) or config.context_length for layer in range(config.num_layers))
+    at = min(CACHED, config.context_length - 1, min(windows) - 1)
     batch = Batch.of([[index % config.vocab_size] for index in range(rows)], first_positions=[at] * rows)
     keys = _Rectangle(config, rows, at + 1)
     runs: dict[str, Run] = {
@@ -216,8 +217,8 @@ def _always(run: Run) -> Callable[[int], Run]:
 
 
 class _Rectangle:
-    """Keys and values of sequences of the same length, in float32, whose last token is the one of the step: what of a
-    kv a step needs. The kvs themselves stand on a higher floor."""
+    """Keys and values of sequences of the same length, in float32, no longer than a window, whose last token is the one
+    of the step: what of a kv a step needs. The kvs themselves stand on a higher floor."""
 
     dtype = torch.float32
 
