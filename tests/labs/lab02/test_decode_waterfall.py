@@ -156,6 +156,11 @@ def test_a_bar_lies_between_neighbours_whichever_are_left_out():
     assert [bar.seconds for bar in falls({PREPARED: 3.0}, 0.5)] == [2.5] and falls({}, 0.5) == []
 
 
+def test_a_bar_over_a_way_that_was_left_out_has_its_cause_too():
+    bars = falls({PACKED: 3.0, NATIVE: 1.0}, 0.5)
+    assert [bar.cause for bar in bars] == ["Python and dispatch + generated loops", LEFT]
+
+
 def test_differences_are_of_the_same_round_and_the_last_is_above_the_ceiling(runs):
     causes = {m.settings["to"]: m for m in runs[NAME] if m.settings["part"] == "cause"}
     assert list(causes) == [*WAYS[1:], CEILING]

@@ -178,9 +178,10 @@ def _sizes(levels: Levels) -> str:
         said = f"The largest cause is {largest.cause}, {milliseconds(largest.seconds)}."
     if unsure:
         said += f" Within what rounds differ by: {listed(unsure)}."
-    if ONE_CALL in between and PACKED in between and between[PACKED].seconds < 0:
+    unpacked = next((way for way in (ONE_CALL, NATIVE) if way in between), None)
+    if unpacked and PACKED in between and between[PACKED].seconds < 0:
         said += (
-            f" One call reads weights as they are, so its bar first takes back the"
+            f" {unpacked.capitalize()} reads weights as they are, so its bar first takes back the"
             f" {milliseconds(-between[PACKED].seconds)} of the packed ones."
         )
     return said
@@ -286,13 +287,18 @@ def _draw_level(
 ) -> None:
     """The first level as a bar from 0, every other one as what lies between it and the one before."""
     low, high = (0.0, after) if fall is None else sorted((before, after))
-    colour = style.INK if fall is None else COLOURS[fall.cause]
+    colour = style.INK if fall is None else COLOURS[fall.causes[-1]]
     rises = fall is not None and fall.seconds < 0
     look: dict[str, Any] = {"edgecolor": style.INK, "linewidth": 0.6}
     if rises:
         look = {"edgecolor": LOST, "linewidth": 1.4, "hatch": "////"}
     [drawn] = axes.barh(y, high - low, left=low, height=0.62, color=colour, zorder=3, **look)
-    tell(drawn, f"to {milliseconds(after)}" if fall is None else f"{fall.cause}: {MEANS[fall.cause]}")
+    tell(
+        drawn,
+        f"to {milliseconds(after)}"
+        if fall is None
+        else f"{fall.cause}: {'; '.join(MEANS[cause] for cause in fall.causes)}",
+    )
     axes.plot([after] * 2, [y, y + 1], color=style.INK, linewidth=0.9, zorder=2)
     if fall is not None and spread is not None and spread[0] < spread[1]:
         for colour, width in ((PALE, 3.6), (style.INK, 1.4)):  # seen on every bar
