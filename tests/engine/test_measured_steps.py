@@ -304,7 +304,7 @@ def test_another_setting_is_refused(clock, monkeypatch):
         auto(random_decoder(CONFIG))
 
 
-def test_models_without_native_steps_are_eager_and_nothing_is_told_unasked(clock, nothing_compiled):
+def test_models_without_native_steps_are_eager_and_nothing_is_said_unasked(clock, nothing_compiled):
     latent = next(name for name in SHAPES if name.startswith("latent"))
     for config, words in ((SHAPES[latent], "latents"), (tiny_config(vocab_size=64, head_dim=6), "multiple of 8")):
         made = auto(random_decoder(config))
@@ -312,7 +312,7 @@ def test_models_without_native_steps_are_eager_and_nothing_is_told_unasked(clock
 
 
 @needs_compiler
-def test_weights_without_a_loop_are_eager_and_nothing_is_told_unasked(clock):
+def test_weights_without_a_loop_are_eager_and_nothing_is_said_unasked(clock):
     config = tiny_config(vocab_size=64, hidden_size=64, head_dim=16, intermediate_size=128)
     made = auto(quantize(random_decoder(config), QuantizationRecipe("nf4")))
     assert "no form for steps as one function" in made.steps_reason and not clock.asked

@@ -460,8 +460,8 @@ class FastDecoder:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of weights in memory, the embedding not counted, at most: native and compiled steps read forms of their
-        own, which may be shared."""
+        """Upper bound of the bytes of weights in memory, without the embedding: native and compiled steps read forms of
+        their own, which may be shared."""
         others = self._native is not None or (self._steps is not None and not self._steps.why_not)
         return self.weight_bytes + (self.step_weight_bytes if others else 0)
 

@@ -40,7 +40,7 @@ SETTING = "WORKBENCH_MEASURE"  # environment: "off" measures nothing; "on" where
 VERSION = 1
 MIN_S, MAX_S = 1e-9, 1e3  # of one run
 LARGEST_FILE = 1 << 20  # bytes; a table has a few hundred for each entry
-ROUNDS, LEAST = 6, 3  # runs of each form, and those of them that have to count
+ROUNDS, LEAST = 6, 3  # runs of each form where nobody says how many, and those of them that have to count
 LEAST_GAIN = 1.05  # what is less is not chosen
 WAIT_S = 5.0  # for another thread or process that measures
 

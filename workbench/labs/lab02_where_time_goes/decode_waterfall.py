@@ -65,7 +65,7 @@ class Fall(NamedTuple):
 
     @property
     def cause(self) -> str:
-        return " + ".join(self.causes)
+        return " and ".join(self.causes)
 
 
 def falls(levels: Mapping[str, float], ceiling_s: float) -> list[Fall]:
@@ -261,7 +261,7 @@ def _differences(
     bench: Bench, shared: Mapping[str, Any], taken: Sequence[_Steps], ceiling_s: float
 ) -> Iterator[Measurement]:
     for a, b in pairwise(taken):
-        cause = " + ".join(causes_between(a.way.name, b.way.name))
+        cause = " and ".join(causes_between(a.way.name, b.way.name))
         yield bench.measurement(
             name="time.decode_waterfall",
             settings={**shared, "part": "cause", "from": a.way.name, "to": b.way.name, "cause": cause},

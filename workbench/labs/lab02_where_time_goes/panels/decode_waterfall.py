@@ -149,7 +149,8 @@ def _words(levels: Levels, steps: Mapping[str, Measurement]) -> list[str]:
         )
         said.append(_sizes(levels))
         said += [
-            f"{fall.to} is slower here than what stands before it, by {milliseconds(-fall.seconds)}; {HERE[fall.to]}."
+            f"{_upper(fall.to)} is slower here than what stands before it, by {milliseconds(-fall.seconds)};"
+            f" {HERE[fall.to]}."
             for fall in levels.falls
             if fall.to in HERE and fall.seconds < 0 and not _unsure(levels, fall)
         ]
@@ -161,6 +162,11 @@ def _words(levels: Levels, steps: Mapping[str, Measurement]) -> list[str]:
             " of weights are the same."
         )
     return [" ".join(said)]
+
+
+def _upper(way: str) -> str:
+    """As a sentence begins with it."""
+    return way[:1].upper() + way[1:]
 
 
 def _unsure(levels: Levels, fall: Fall) -> bool:
@@ -181,7 +187,7 @@ def _sizes(levels: Levels) -> str:
     unpacked = next((way for way in (ONE_CALL, NATIVE) if way in between), None)
     if unpacked and PACKED in between and between[PACKED].seconds < 0:
         said += (
-            f" {unpacked.capitalize()} reads weights as they are, so its bar first takes back the"
+            f" {_upper(unpacked)} reads weights as they are, so its bar first takes back the"
             f" {milliseconds(-between[PACKED].seconds)} of the packed ones."
         )
     return said
@@ -323,9 +329,10 @@ def _beside(levels: Levels, way: str, fall: Fall | None) -> str:
 
 
 def _signed(fall: Fall) -> str:
-    """The fall with the sign of what it does to the step."""
+    """The fall with the sign of what it does to the step, a cause a line."""
     sign = "−" if fall.seconds >= 0 else "+"
-    return f"{sign}{milliseconds(abs(fall.seconds))} {fall.cause}"
+    causes = "\nand ".join(fall.causes)
+    return f"{sign}{milliseconds(abs(fall.seconds))} {causes}"
 
 
 def _write(axes: Axes, x: float, y: int, text: str) -> None:
