@@ -38,7 +38,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--linear", default="auto", help="packed, triton, plain or auto")
     parser.add_argument("--kernels", default="auto", help="torch, triton or auto")
     parser.add_argument("--compile", action="store_true", help="steps of one row through torch.compile")
-    parser.add_argument("--native", action="store_true", help="steps of a few rows as one function in C++, on a CPU")
+    parser.add_argument(
+        "--native",
+        action=argparse.BooleanOptionalAction,
+        default="auto",
+        help="steps of a few rows as one function in C++, on a CPU (default: where that was measured to be faster)",
+    )
     parser.add_argument(
         "--graphs", choices=("auto", "on", "off"), default="auto", help="record and replay decode steps"
     )
@@ -284,7 +289,7 @@ def engine_maker(args: argparse.Namespace) -> Callable[[], Any]:
             block_size=args.block_size,
             prefix=None if args.prefix == "none" else args.prefix,
             format=args.kv,
-            draft=_draft(args.draft),
+            draft=_draft(args.draft, args.native),
             draft_length=length,
             attention=args.attention,
             asynchronous=args.asynchronous,
@@ -308,12 +313,16 @@ def _tiers(args: argparse.Namespace) -> TierSettings | None:
     return TierSettings(host_bytes=host_bytes, disk_path=path, disk_bytes=disk_bytes, load=args.load)
 
 
-def _draft(name: str | None) -> Any:
-    """A shipped model by its name; other names are drafts that need none."""
-    from workbench.models import load
+def _draft(name: str | None, native: bool | str) -> Any:
+    """A shipped model by its name, arranged as the target is where its layers can be; other names are drafts that need
+    none."""
+    from workbench.models import load, prepare
     from workbench.models.checkpoints import zoo_names
 
-    return load(name) if name in zoo_names() else name
+    if name not in zoo_names():
+        return name
+    model = load(name)
+    return model if model.config.state_layers else prepare(model, native=native)
 
 
 def on_loopback(host: str) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from workbench.native.build import library, why_no_library
+from workbench.native.build import functions, why_no_library
 
 SOURCE = Path(__file__).with_name("coded_attention.cpp")
 FORMATS = ("int8", "fp8", "int4")  # 0 … 255 and e4m3 a byte each; 0 … 15, a token of either half of a group a byte
@@ -76,17 +76,13 @@ def why_not_here() -> str:
 
 
 def opened(made: ctypes.CDLL) -> ctypes.CDLL:
-    """The same, with the types of its functions."""
+    """The library, with the types of its functions."""
     made.attend_codes.restype = Whole
     made.attend_codes.argtypes = [Pointer, Pointer, Whole, Pointer, Pointer, Whole, Pointer, Pointer, Whole, Pointer]
     return made
 
 
-@functools.cache
-def _functions() -> ctypes.CDLL:
-    made = library(SOURCE)
-    assert not isinstance(made, str), "why_not_here was asked"
-    return opened(made)
+_functions = functools.partial(functions, SOURCE, opened)
 
 
 class Kept:

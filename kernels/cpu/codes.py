@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 
 from workbench.errors import WorkbenchError
-from workbench.native.build import library, why_no_library
+from workbench.native.build import functions, why_no_library
 
 SOURCE = Path(__file__).with_name("codes.cpp")
 CHUNK = 32  # codes that are multiplied at once
@@ -63,19 +63,15 @@ def why_not_here() -> str:
     return why_no_library(SOURCE)
 
 
-@functools.cache
-def _functions() -> ctypes.CDLL:
-    made = library(SOURCE)
-    assert not isinstance(made, str), "why_not_here was asked"
-    return opened(made)
-
-
 def opened(made: ctypes.CDLL) -> ctypes.CDLL:
-    """The same, with the types of its functions."""
+    """The library, with the types of its functions."""
     made.multiply_codes.restype = None
     made.multiply_codes.argtypes = [Pointer, Pointer, Whole, Whole, Whole, Whole, Pointer]
     made.instructions.restype = ctypes.c_char_p
     return made
+
+
+_functions = functools.partial(functions, SOURCE, opened)
 
 
 def instructions() -> str:

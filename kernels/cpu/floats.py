@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from workbench.errors import WorkbenchError
-from workbench.native.build import library, why_no_library
+from workbench.native.build import functions, why_no_library
 
 SOURCE = Path(__file__).with_name("floats.cpp")
 TYPES = (torch.float32, torch.bfloat16, torch.float16)  # of weights, as the loop counts them
@@ -29,18 +29,14 @@ def why_not_here() -> str:
     return why_no_library(SOURCE)
 
 
-@functools.cache
-def _functions() -> ctypes.CDLL:
-    made = library(SOURCE)
-    assert not isinstance(made, str), "why_not_here was asked"
-    return opened(made)
-
-
 def opened(made: ctypes.CDLL) -> ctypes.CDLL:
-    """The same, with the types of its functions."""
+    """The library, with the types of its functions."""
     made.multiply_floats.restype = None
     made.multiply_floats.argtypes = [Whole, Pointer, Pointer, Whole, Whole, Pointer, Whole, Whole, Whole, Pointer]
     return made
+
+
+_functions = functools.partial(functions, SOURCE, opened)
 
 
 class FloatProduct:

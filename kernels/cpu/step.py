@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from workbench.kernels.cpu.codes import CodeProduct, WeightArguments
-from workbench.native.build import library, why_no_library
+from workbench.native.build import functions, why_no_library
 
 SOURCE = Path(__file__).with_name("step.cpp")
 TYPES = (torch.float32, torch.bfloat16, torch.float16)  # of numbers, as the loop counts them
@@ -113,18 +113,14 @@ def why_not_here() -> str:
     return why_no_library(SOURCE)
 
 
-@functools.cache
-def _functions() -> ctypes.CDLL:
-    made = library(SOURCE)
-    assert not isinstance(made, str), "why_not_here was asked"
-    return opened(made)
-
-
 def opened(made: ctypes.CDLL) -> ctypes.CDLL:
-    """The same, with the types of its functions."""
+    """The library, with the types of its functions."""
     made.step.restype = None
     made.step.argtypes = [Pointer, Pointer, Pointer, Whole, Pointer, Pointer]
     return made
+
+
+_functions = functools.partial(functions, SOURCE, opened)
 
 
 # -- the model -------------------------------------------------------------------------------------------------------

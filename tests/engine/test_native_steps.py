@@ -24,6 +24,7 @@ from workbench.models import Batch, Decoder, native_steps, prepare
 from workbench.models.fast import FastDecoder
 from workbench.models.linear import torch_multiplies
 from workbench.models.native_steps import MAX_ROWS, MAX_ROWS_OF_CODES, MAX_ROWS_OF_Q8, PIECE, rows_limit
+from workbench.native import build
 from workbench.native.compiler import OFF
 from workbench.quantization import QuantizationRecipe, quantize
 from workbench.serving import Engine, Request, SchedulerSettings
@@ -413,7 +414,7 @@ def test_weights_without_a_loop_say_why():
 
 def test_without_a_compiler_steps_run_as_they_are(monkeypatch):
     monkeypatch.setenv(OFF, "1")
-    loop.library.cache_clear()
+    build.library.cache_clear()
     loop.why_not_here.cache_clear()
     try:
         said, model = [], random_decoder(tiny_config(vocab_size=64))
@@ -421,7 +422,7 @@ def test_without_a_compiler_steps_run_as_they_are(monkeypatch):
         assert OFF in said[0] and OFF in fast.why_not_native
         assert generate(fast, text(5), max_new_tokens=5, kv="contiguous").tokens
     finally:
-        loop.library.cache_clear()
+        build.library.cache_clear()
         loop.why_not_here.cache_clear()
 
 

@@ -280,7 +280,7 @@ REASONS = {
         "workbench/grading/warm.py Warm.start: OSError",
         "workbench/instruments/device.py ceilings: WorkbenchError",
         "workbench/native/build.py _compiled: WorkbenchError",  # compiled for this process alone
-        "workbench/models/measured_linear.py MeasuredLinear._measured: OSError",  # `put` says why
+        "workbench/models/form_times.py Once._measure_alone: OSError",  # `put` says why
         "workbench/instruments/device.py cpu_name: OSError, StopIteration",
         "workbench/instruments/memory.py _system_bytes: OSError, StopIteration",
         "workbench/labs/lab10_kernels/cases.py held_to_float64: torch.cuda.OutOfMemoryError",

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from workbench.errors import WorkbenchError
 from workbench.kernels.cpu import floats
@@ -93,7 +94,7 @@ def test_more_rows_and_whoever_counts_operations_get_the_product_that_torch_know
     monkeypatch.setattr(looped, "_product", lambda x: calls.append(len(x)) or inner(x))
     looped(drawn(Looped.MAX_ROWS, 64))
     looped(drawn(Looped.MAX_ROWS + 1, 64))
-    with torch.utils.flop_counter.FlopCounterMode(display=False) as counted:
+    with FlopCounterMode(display=False) as counted:
         looped(drawn(2, 64))
     assert counted.get_total_flops() == 2 * 2 * 30 * 64
     x = drawn(2, 64).requires_grad_()

@@ -50,6 +50,7 @@ def examine() -> list[Finding]:
         _torch,
         _cpu,
         _linear,
+        _native,
         _memory,
         _triton,
         _kernel,
@@ -138,6 +139,18 @@ def _linear() -> Iterator[Finding]:
     from workbench.models.measured_linear import kept_forms
 
     yield Finding("linear", True, kept_forms())
+
+
+def _native() -> Iterator[Finding]:
+    """Whether steps can be functions in C++; nothing is compiled to find out."""
+    from workbench.models.measured_steps import kept_choices
+    from workbench.native.compiler import OFF, compiler, why_no_compiler
+
+    if reason := why_no_compiler():
+        fix = f"unset {OFF}" if os.environ.get(OFF) else "install one; until then steps are eager, and slower"
+        yield Finding("native", None, reason, fix)
+    else:
+        yield Finding("native", True, f"steps in C++ through {compiler()}: {kept_choices()}")
 
 
 def _memory() -> Iterator[Finding]:

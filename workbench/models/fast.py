@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 import torch.nn.functional as F
 
-from workbench.errors import WorkbenchError, check_flag, unknown
+from workbench.errors import WorkbenchError, check_flag, shown, unknown
 from workbench.models import fused
 from workbench.models.batch import Batch
 from workbench.models.compiled import CompiledSteps, why_not_at_all
@@ -45,7 +45,8 @@ from workbench.models.fast_layers import (
 from workbench.models.graphs import check_graphs
 from workbench.models.linear import INPUTS, Linear, Matvec, linear_class, reason_of
 from workbench.models.measured_linear import MeasuredLinear, maker_by_time
-from workbench.models.native_steps import NativeSteps, why_not_native
+from workbench.models.measured_steps import choose, why_not_measured
+from workbench.models.native_steps import NativeSteps, why_not_model, why_not_native
 from workbench.models.one_call import StepParts
 
 
@@ -59,7 +60,7 @@ def prepare(
     dependent_launches: bool = False,
     experts: str = "loop",
     inputs: str = "exact",
-    native: bool = False,
+    native: bool | str = False,
     say: Callable[[str], None] | None = None,
 ) -> FastDecoder:
     """The model arranged for inference. `model` stays as it was and may be dropped; weights that need no rearranging
@@ -85,9 +86,13 @@ def prepare(
     That is faster and moves the logits a little, so it is never chosen by itself. native: batches of a few rows (of any
     number in types of 16 bits that the processor does not multiply) are one function in C++ each, whatever sequences
     they belong to (workbench.models.native_steps; CPU, needs a C++ compiler once a machine); they too read the weights
-    unpacked. Where that cannot be, they run as they are, and
-    `why_not_native` of the result says why; `native_reason` says what became of the last batch. Not with compile.
-    Raises WorkbenchError for a linear, kernels or inputs that this model, dtype or device does not have.
+    unpacked, so both forms are kept. Where that cannot be, they run as they are, and `why_not_native` of the result
+    says why; `native_reason` says what became of the last batch. Not with compile. "auto": native steps where they are
+    faster than eager ones, and for as many rows as they are, which is measured once a machine, in a second or two for
+    each shape (workbench.models.measured_steps; $WORKBENCH_MEASURE=off: eager). It chooses between these two alone:
+    compiled steps are asked for, never chosen, and compile=True with "auto" is compiled. `native_reason` says what was
+    chosen, and why.
+    Raises WorkbenchError for a linear, kernels, inputs or native that this model, dtype or device does not have.
     """
     if isinstance(model, FastDecoder):
         raise WorkbenchError(f"{model.name} is prepared already; prepare takes the model that `load` gives")
@@ -99,9 +104,7 @@ def prepare(
             "arrange; the model that `load` gives runs as it is"
         )
     check_flag("compile", compile)
-    check_flag("native", native)
-    if native and compile:
-        raise WorkbenchError("compile=True and native=True are two ways to take the same steps; give one of them")
+    _check_native(native, compiled=compile)
     if compile and model.config.experts is not None:
         raise WorkbenchError(
             f"{model.name} has experts, and which of them run is known only when a row is there; prepare it without"
@@ -135,6 +138,13 @@ def _linear_maker(model: Decoder, linear: str) -> tuple[MakeLinear, str]:
     if linear != "auto":
         return linear_class(linear, model.dtype, model.device), "as asked"
     return maker_by_time(model.dtype, model.device, sum(one.nbytes for one in model.parameters()))
+
+
+def _check_native(native: bool | str, *, compiled: bool) -> None:
+    if not isinstance(native, bool) and native != "auto":
+        raise WorkbenchError(f'native must be True, False or "auto", got {shown(native)}')
+    if native is True and compiled:
+        raise WorkbenchError("compile=True and native=True are two ways to take the same steps; give one of them")
 
 
 def _check_inputs(model: Decoder, inputs: str, *, compiled: bool) -> None:
@@ -197,7 +207,7 @@ class FastDecoder:
         kernels: str = "auto",
         experts: type[FastExperts] = FastExperts,
         inputs: str = "exact",
-        native: bool = False,
+        native: bool | str = False,
         say: Callable[[str], None] | None = None,
     ) -> None:
         self.config, self.tokenizer, self.name = model.config, model.tokenizer, model.name
@@ -228,9 +238,14 @@ class FastDecoder:
             self._why_not_compiled, self._steps = "compile=False", None
             if compile_steps:
                 self._why_not_compiled, self._steps = self._compiled(model, say or to_standard_error)
-            self.asked_native, self.why_not_native, self._native = native, "native=False", None
-            if native:
-                self.why_not_native, self._native = self._as_native(model, inputs, say or to_standard_error)
+            self.asked_native, self._why_native = native, ""  # why, where it was chosen
+            self.why_not_native, self._native = "native=False", None
+            if native == "auto":
+                self._choose_native(model, inputs, say or to_standard_error)
+            elif native:
+                self.why_not_native, self._native = self._as_native(model, inputs)
+                if self.why_not_native:
+                    self._say_eager(say or to_standard_error)
         self._launching: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def launch_dependents(self) -> None:
@@ -311,8 +326,10 @@ class FastDecoder:
 
     @property
     def steps(self) -> str:
-        """How steps of one row were asked for: "eager", "compiled" or "native"."""
-        return "native" if self.asked_native else "compiled" if self.compiled else "eager"
+        """How steps of one row were asked for, or chosen: "eager", "compiled" or "native"."""
+        if self._native is not None or self.asked_native is True:
+            return "native"
+        return "compiled" if self.compiled else "eager"
 
     @property
     def why_not_steps(self) -> str:
@@ -322,13 +339,16 @@ class FastDecoder:
 
     @property
     def steps_reason(self) -> str:
-        """What steps were, in words; "" of eager ones."""
-        return {"native": self.native_reason, "compiled": self.compiled_reason, "eager": ""}[self.steps]
+        """What steps were, in words, and why that was chosen; "" of eager ones that nobody chose."""
+        chosen = self.native_reason if self.asked_native == "auto" else ""
+        return {"native": self.native_reason, "compiled": self.compiled_reason, "eager": chosen}[self.steps]
 
     @property
     def native_reason(self) -> str:
-        """What the last batch was: one function, or why not, in words."""
-        return self.why_not_native if self._native is None else self._native.reason
+        """What the last batch was: one function, or why not; with native="auto" also what was chosen, and why."""
+        if self._native is None:
+            return self.why_not_native
+        return "; ".join(filter(None, (self._native.reason, self._why_native)))
 
     @property
     def compiled_reason(self) -> str:
@@ -362,15 +382,33 @@ class FastDecoder:
         )
         return "", CompiledSteps(given, self.config, model.name, model.device, say)
 
-    def _as_native(self, model: Decoder, inputs: str, say: Callable[[str], None]) -> tuple[str, NativeSteps | None]:
+    def _as_native(self, model: Decoder, inputs: str) -> tuple[str, NativeSteps | None]:
         try:
-            reason, made = why_not_native(model), None
-            made = None if reason else NativeSteps(model, inputs)
+            reason = why_not_native(model)
+            return reason, None if reason else NativeSteps(model, inputs)
         except WorkbenchError as error:
-            reason = str(error)
+            return str(error), None
+
+    def _choose_native(self, model: Decoder, inputs: str, say: Callable[[str], None]) -> None:
+        """Only what this machine lacks is told unasked: that a model has no native steps hinders nothing."""
+        asked = "compile=True" if self.compiled else 'kernels="triton"' if self._fused else ""
+        reason = f"{asked} was asked for" if asked else why_not_measured() or why_not_model(model)
         if reason:
-            say(f"steps of {self.name} are not one function in C++ and run as they are: {reason}")
-        return reason, made
+            self.why_not_native = reason
+            return
+        self.why_not_native, made = self._as_native(model, inputs)
+        if made is None:
+            if why_not_native(model):
+                self._say_eager(say)
+            return
+        choice = choose(made, self._logits, self._tables_for, self.forms.values(), inputs)
+        if choice.rows == 0:
+            self.why_not_native = choice.reason
+            return
+        made.max_rows, self._native, self._why_native = choice.rows, made, choice.reason
+
+    def _say_eager(self, say: Callable[[str], None]) -> None:
+        say(f"steps of {self.name} are not one function in C++ and run as they are: {self.why_not_native}")
 
     @property
     def _tables(self) -> list[RotaryTable]:
@@ -419,6 +457,13 @@ class FastDecoder:
         if self._steps is None or self._steps.why_not:
             return self.weight_bytes
         return sum(layer.weight_bytes for layer in self._steps.layers) + self._steps.head.weight_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Upper bound of the bytes of weights in memory, without the embedding: native and compiled steps read forms of
+        their own, which may be shared."""
+        others = self._native is not None or (self._steps is not None and not self._steps.why_not)
+        return self.weight_bytes + (self.step_weight_bytes if others else 0)
 
     @property
     def step_head_bytes(self) -> int:

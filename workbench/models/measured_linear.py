@@ -1,15 +1,17 @@
-"""Which form a weight is held in on a CPU, measured: plain, or packed in one of two ways.
+"""Which form a weight is held in on a CPU, measured: plain, packed in one of two ways, or read by a loop of our own.
 
     form       one row                            a few rows
     packed     as MIN_ROWS rows, where large      as they are     the default, by the rule of `linear.chosen_linear`
     unpadded   as one row                         as packed       large matrices only
     plain      F.linear                           F.linear
+    looped     our loop                           our loop        where there is a C++ compiler
 
 None is the fastest everywhere. On an AMD EPYC with AVX2 `unpadded` took two thirds of the time of `packed` with one
-row; with several, `plain` took twice that of `packed` for some shapes, and less for others. So it is measured, once a
-machine, for each type, shape and number of threads, and kept (`form_times`); later processes only read. A shape is
-measured with 1, 4 and 16 rows: what a form gains or loses with one row counts as much as what it does with a few, and
-what gains less than 5 % in all is not chosen.
+row; with several, `plain` took twice that of `packed` for some shapes, and less for others; `looped` was ahead of all
+on the shapes of a model of 10 million weights. So it is measured, once a machine, for each type, shape and number of
+threads, and kept (`form_times`); later processes only read. A shape is measured with 1, 4 and 16 rows: what a form
+gains or loses with one row counts as much as what it does with a few, and what gains less than 5 % in all is not
+chosen.
 
 All forms give the same product but for the order of additions. So the last bits of logits, and of two tokens that are
 nearly as likely the one chosen, may differ from machine to machine; they do so already, since libraries choose their
@@ -20,66 +22,94 @@ What is measured, and what is left out. A matrix beyond 4 MiB has its inputs, bu
 since each more is read the same way; so all larger ones with these inputs are one entry. As many matrices are passed
 one after another as the model has bytes, up to 24 MiB for each form, so that those of a large model come from memory
 and those of a small one from a cache. A cache beyond 48 MiB keeps them nevertheless: more would take too long to fill.
-The forms run in turns; a run in which the system took a core from the process does not count. Where fewer than LEAST
-count, or ALLOWED_S are over, nothing is kept, and for the rest of the process the rule decides.
+Where other programs keep the cores busy, or ALLOWED_S are over, nothing is kept, and for the rest of the process the
+rule decides. Types of 16 bits that the processor does not multiply need no measuring: torch converts their weights in
+every product, and the loop as it reads them, in a fraction of the time whatever the rows.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import os
-import resource
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import date
 
 import torch
 
-from workbench.clock import exclusive_within
-from workbench.errors import unknown
-from workbench.files import alone_in, cache_folder
-from workbench.models.form_times import FEW_ROWS, ROWS, Times, TimesTable, table_in
-from workbench.models.linear import Linear, Packed, Plain, chosen_linear, why_not_packed
+from workbench.files import cache_folder
+from workbench.models.form_times import (
+    LEAST_GAIN,
+    ROUNDS,
+    SETTING,
+    WAIT_S,
+    Clock,
+    Kind,
+    Once,
+    Run,
+    Seconds,
+    Times,
+    TimesTable,
+    in_turns,
+    measuring_is_off,
+    table_in,
+    threads,
+    undisturbed,
+)
+from workbench.models.linear import (
+    Linear,
+    Looped,
+    Packed,
+    Plain,
+    chosen_linear,
+    torch_multiplies,
+    why_not_looped,
+    why_not_packed,
+)
 
-SETTING = "WORKBENCH_MEASURE"  # environment: "off" for the rule alone; "on" where it is not set
 FILE = "linear.json"
 DEFAULT = "packed"
 MAKERS: dict[str, Callable[..., Linear]] = {
     "packed": Packed,
     "unpadded": functools.partial(Packed, min_rows=1),
     "plain": Plain,
+    "looped": Looped,
 }
-WORDS = {"packed": "packed", "unpadded": "packed with rows unpadded", "plain": "plain"}
-LEAST_GAIN = 1.05
+WORDS = {
+    "packed": "packed",
+    "unpadded": "packed with rows unpadded",
+    "plain": "plain",
+    "looped": "through the C++ loop",
+}
+FEW_ROWS = (4, 16)
+# Of each form; with more than one row "unpadded" is "packed", and only large matrices have it.
+ROWS = {"unpadded": (1,)} | dict.fromkeys(("plain", "packed", "looped"), (1, *FEW_ROWS))
+LEAST_FORMS = {"plain", "packed"}
 PASSED_BYTES = 24 << 20  # of each form, before the first matrix comes again
 LEAST_PASSED_BYTES = 1 << 20
-ROUNDS, LEAST = 6, 3
 ALLOWED_S = 0.8  # for all shapes of a model; undisturbed they take a third of it
-WAIT_S = 5.0  # for another thread or process that measures
+EVERY = "every matrix"  # what is not measured any more where one cannot be
 
-Clock = Callable[[Callable[[], object]], float | None]
+
+def _fits(seconds: Seconds) -> bool:
+    right = all(tuple(sorted(by_rows)) == ROWS.get(form) for form, by_rows in seconds.items())
+    return right and seconds.keys() >= LEAST_FORMS
+
+
+def _loop() -> dict[str, str]:
+    from workbench.kernels.cpu.floats import SOURCE
+    from workbench.native.build import depends_on
+
+    return {"version of the C++ loop": depends_on(SOURCE)}
+
+
+LINEARS = Kind(_fits, _loop)
 
 
 def why_not_measured(dtype: torch.dtype, device: torch.device | str) -> str:
     """Why the rule decides for weights of this type there; "" where it is measured. Raises WorkbenchError for a setting
     that is neither "on" nor "off"."""
-    setting = os.environ.get(SETTING) or "on"
-    if setting not in ("on", "off"):
-        raise unknown(f"setting of {SETTING}", setting, ("on", "off"))
-    return f"{SETTING} is off" if setting == "off" else why_not_packed(dtype, device)
-
-
-def undisturbed(run: Callable[[], object]) -> float | None:
-    """Seconds of a run; None where the system took a core from this process meanwhile. With several threads all wait
-    for the one that has none, so such a run says nothing about its form."""
-    switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
-    began = time.perf_counter()
-    run()
-    seconds = time.perf_counter() - began
-    return seconds if resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw == switches else None
+    return f"{SETTING} is off" if measuring_is_off() else why_not_packed(dtype, device)
 
 
 @dataclass(frozen=True)
@@ -112,33 +142,27 @@ class Shape:
         forms: dict[str, list[Linear]] = {"packed": [*packed], "plain": [Plain(weight) for weight in weights]}
         if weights[0].nbytes >= Packed.LARGE_BYTES:
             forms["unpadded"] = [one.with_least(1) for one in packed]
+        if not why_not_looped(self.dtype, "cpu"):
+            forms["looped"] = [Looped(weight) for weight in weights]
         return forms
 
 
-def threads() -> str:
-    count = torch.get_num_threads()
-    return f"{count} thread{'s' * (count > 1)}"
-
-
-def measured_times(shape: Shape, clock: Clock, until: float) -> dict[str, dict[int, float]] | str:
+def measured_times(shape: Shape, clock: Clock, until: float) -> Seconds | str:
     """Median seconds by form and rows, or why there are none. until: on time.monotonic."""
     forms = shape.forms()
-    seconds: dict[str, dict[int, float]] = {name: {} for name in forms}
+    seconds: Seconds = {name: {} for name in forms}
+
+    def run(many: list[Linear], x: torch.Tensor, turn: int) -> Run:
+        return functools.partial(many[turn % shape.count], x)
+
     for rows in (1, *FEW_ROWS):
         x = torch.full((rows, shape.in_features), 0.01, dtype=shape.dtype, device="cpu")
-        takes = {name: many for name, many in forms.items() if rows in ROWS[name]}
-        samples: dict[str, list[float]] = {name: [] for name in takes}
-        for turn in range(-1, ROUNDS):  # the first warms up
-            for name, many in takes.items():
-                if time.monotonic() > until:
-                    return "measuring took too long here"
-                sample = clock(functools.partial(many[turn % shape.count], x))
-                if turn >= 0 and sample is not None:
-                    samples[name].append(sample)
-            if min(map(len, samples.values())) + ROUNDS - 1 - turn < LEAST:
-                return "other programs kept the cores busy"
-        for name, taken in samples.items():
-            seconds[name][rows] = statistics.median(taken)
+        takes = {name: functools.partial(run, many, x) for name, many in forms.items() if rows in ROWS[name]}
+        medians = in_turns(takes, clock, until, rounds=ROUNDS)
+        if isinstance(medians, str):
+            return medians
+        for name, median in medians.items():
+            seconds[name][rows] = median
     return seconds
 
 
@@ -175,14 +199,15 @@ def chosen_form(times: Times) -> str:
 
 
 class MeasuredLinear:
-    """Makes linears as `Plain` and `Packed` do, each in the form that is fastest for its shape; `reason` says which
-    were chosen, and why. model_bytes: of all weights that a step reads."""
+    """Makes linears as `Plain`, `Packed` and `Looped` do, each in the form that is fastest for its shape; `reason` says
+    which were chosen, and why. model_bytes: of all weights that a step reads."""
 
     def __init__(
         self, model_bytes: int, *, clock: Clock = undisturbed, table: TimesTable | None = None, wait_s: float = WAIT_S
     ) -> None:
-        self._model_bytes, self._clock, self._wait_s = model_bytes, clock, wait_s
-        self._table = table_in(cache_folder() / FILE) if table is None else table
+        self._model_bytes, self._clock = model_bytes, clock
+        self._table = table_in(cache_folder() / FILE, LINEARS) if table is None else table
+        self._once = Once(self._table, wait_s)
         self._left_s = ALLOWED_S
         self._shapes: dict[Shape, dict[tuple[int, int], None]] = {}  # with the matrices it stands for
         self._rule = ""  # why the rule decided for some
@@ -195,45 +220,20 @@ class MeasuredLinear:
         """Of a matrix [out, in]; measured where nobody has."""
         out_features, in_features = matrix
         shape = Shape.of(out_features, in_features, dtype, self._model_bytes)
-        times = self._table.entries.get(shape.name) or self._measured(shape)
-        if times is None:
+        times = self._once.times(shape.name, functools.partial(self._measure, shape), about=EVERY)
+        if isinstance(times, str):
+            self._rule = times
             return DEFAULT
         self._shapes.setdefault(shape, {})[matrix] = None
         return chosen_form(times)
 
-    def _measured(self, shape: Shape) -> Times | None:
-        """None where it cannot be. One at a time in this process, and one process at a time; what is kept is read
-        without waiting for either."""
-        folder, table = self._table.file.parent, self._table
-        table.read()
-        if shape.name in table.entries:
-            return table.entries[shape.name]
-        if table.given_up:
-            self._rule = table.given_up
-            return None
-        with contextlib.suppress(OSError):  # what cannot be kept is measured all the same, and `put` says why
-            folder.mkdir(parents=True, exist_ok=True)
-        with exclusive_within(self._wait_s) as held:
-            if not held:
-                self._wait_s = 0.0  # who was not let in once does not wait for every shape
-                self._rule = table.given_up = "another measurement was under way"
-                return None
-            with alone_in(folder.resolve(), self._wait_s) as alone:
-                self._wait_s *= alone
-                table.read()
-                if shape.name not in table.entries:
-                    self._measure(shape)
-        return table.entries.get(shape.name)
-
-    def _measure(self, shape: Shape) -> None:
+    def _measure(self, shape: Shape) -> Seconds | str:
+        why_not_looped(shape.dtype, "cpu")  # compiles the loop where that was never done, which is not measuring
         began = time.monotonic()
         with torch.no_grad():
             seconds = measured_times(shape, self._clock, began + self._left_s)
         self._left_s -= time.monotonic() - began
-        if isinstance(seconds, str):
-            self._rule = self._table.given_up = seconds
-        else:
-            self._table.put(shape.name, Times(seconds, date.today().isoformat()))
+        return seconds
 
     @property
     def reason(self) -> str:
@@ -257,10 +257,7 @@ class MeasuredLinear:
 
     def _where(self) -> str:
         days = sorted({self._table.entries[shape.name].day for shape in self._shapes})
-        table = self._table
-        kept = f"for this process alone: {table.why_not_kept}" if table.why_not_kept else f"kept in {table.file.name}"
-        again = f"; measured again, since {table.why_again}" if table.why_again else ""
-        return f"measured {' and '.join(days)} with {next(iter(self._shapes)).threads}, {kept}{again}"
+        return f"measured {' and '.join(days)} with {next(iter(self._shapes)).threads}, {self._table.where}"
 
 
 def maker_by_time(
@@ -268,7 +265,12 @@ def maker_by_time(
 ) -> tuple[Callable[..., Linear], str]:
     """What makes the linears of linear="auto" there, and why; a `MeasuredLinear` says why itself, after it has made
     them. model_bytes: of all weights that a step reads."""
-    return chosen_linear(dtype, device) if why_not_measured(dtype, device) else (MeasuredLinear(model_bytes), "")
+    if not why_not_measured(dtype, device):
+        return MeasuredLinear(model_bytes), ""
+    if not measuring_is_off() and not torch_multiplies(dtype) and not why_not_looped(dtype, device):
+        name = str(dtype).removeprefix("torch.")
+        return Looped, f"{WORDS['looped']}: torch has no instructions of this processor for {name}"
+    return chosen_linear(dtype, device)
 
 
 def maker_of(
@@ -281,7 +283,7 @@ def maker_of(
 
 def kept_forms() -> str:
     """What this machine has measured so far for as many threads as there are now, in a few words."""
-    table = TimesTable(cache_folder() / FILE)
+    table = TimesTable(cache_folder() / FILE, LINEARS)
     table.read()
     here = [chosen_form(times) for name, times in table.entries.items() if name.endswith(f", {threads()}")]
     forms = ", ".join(f"{here.count(form)} {WORDS[form]}" for form in MAKERS if form in here)

@@ -49,9 +49,14 @@ Said = torch.Tensor  # [3] float64: the best token, the log of its probability, 
 
 
 def why_not_native(model: Decoder) -> str:
-    """Why steps of this model do not run as one function; "" where they do."""
+    """Why steps of this model do not run as one function; "" where they do. Compiles the loop, once a machine."""
     from workbench.kernels.cpu import step as loop
 
+    return why_not_model(model) or loop.why_not_here()
+
+
+def why_not_model(model: Decoder) -> str:
+    """Why steps of this model do not, whatever the machine's compiler; "" where they may."""
     config = model.config
     if model.device.type != "cpu":
         return f"it is for CPUs, and {model.name} is on {model.device}"
@@ -59,7 +64,7 @@ def why_not_native(model: Decoder) -> str:
         return reason
     if model.dtype not in TYPES:
         return f"it computes in float32, and {model.name} is in {str(model.dtype).removeprefix('torch.')}"
-    return loop.why_not_here()
+    return ""
 
 
 def why_not_shape(config: ModelConfig) -> str:
@@ -83,7 +88,7 @@ class NativeSteps:
         self.config, self.name = model.config, model.name
         self.parts = _parts_of(model, inputs)
         self.reason = "no step was taken yet"
-        self.max_rows = rows_limit(model, inputs)
+        self.max_rows = rows_limit(model, inputs)  # whoever has measured how many are faster sets fewer
         self._turns: list[tuple[torch.Tensor, torch.Tensor]] = []  # tables as they came, and in float32
 
     @property
@@ -190,6 +195,7 @@ class NativeSteps:
 
 def rows_limit(model: Decoder, inputs: str = "exact") -> int | None:
     """Rows up to which this is the faster way, None: always; by rule, from what was measured with two threads and AVX2.
+    native="auto" measures how many of them are faster on a machine (`measured_steps`).
 
     Numbers of 16 bits that the processor cannot multiply take torch four times as long as this loop, whatever the rows.
     """

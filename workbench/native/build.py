@@ -18,6 +18,7 @@ import hashlib
 import stat
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from workbench.errors import WorkbenchError
@@ -47,6 +48,21 @@ def why_no_library(source: Path) -> str:
     """Why there is none of this file; "" where there is."""
     made = library(source)
     return made if isinstance(made, str) else ""
+
+
+@functools.cache
+def functions(source: Path, opened: Callable[[ctypes.CDLL], ctypes.CDLL]) -> ctypes.CDLL:
+    """The library of a file of which `why_no_library` gave no reason. opened: gives its functions their types."""
+    made = library(source)
+    assert not isinstance(made, str), "why_no_library was asked"
+    return opened(made)
+
+
+@functools.cache
+def depends_on(source: Path) -> str:
+    """In 16 digits what a library of this file depends on; "" where there is no compiler."""
+    compiler = compilers.compiler()
+    return "" if compiler is None else _key(source, compiler)
 
 
 def _key(source: Path, compiler: str) -> str:

@@ -156,6 +156,12 @@ def test_a_bar_lies_between_neighbours_whichever_are_left_out():
     assert [bar.seconds for bar in falls({PREPARED: 3.0}, 0.5)] == [2.5] and falls({}, 0.5) == []
 
 
+def test_a_bar_over_a_way_that_was_left_out_has_its_cause_too():
+    bars = falls({PACKED: 3.0, NATIVE: 1.0}, 0.5)
+    assert [bar.cause for bar in bars] == ["Python and dispatch and generated loops", LEFT]
+    assert panel_module._signed(bars[0]) == "−2 s Python and dispatch\nand generated loops"
+
+
 def test_differences_are_of_the_same_round_and_the_last_is_above_the_ceiling(runs):
     causes = {m.settings["to"]: m for m in runs[NAME] if m.settings["part"] == "cause"}
     assert list(causes) == [*WAYS[1:], CEILING]
@@ -337,9 +343,9 @@ def words(made: list[Measurement], model) -> str:
 
 def test_a_bar_that_goes_up_is_said_to_and_one_that_goes_down_is_not(runs, model):
     said = words(runs[NAME], model)
-    assert "packed weights is slower here than what stands before it, by 732 µs" in said
+    assert "Packed weights is slower here than what stands before it, by 732 µs" in said
     assert "its bar first takes back the 732 µs of the packed ones" in said
-    assert "prepared is slower" not in said and "The largest cause is Python and dispatch, 3.17 ms." in said
+    assert "Prepared is slower" not in said and "The largest cause is Python and dispatch, 3.17 ms." in said
     assert "Counted in a step: " in said and "Left out" not in said
 
 

@@ -19,6 +19,7 @@ from workbench.instruments.timing import Stopped
 from workbench.labs.lab05_quantization import stored_formats as decoding
 from workbench.labs.lab05_quantization.panels.stored_formats import _reason
 from workbench.models.shapes import public_shape
+from workbench.native.compiler import why_no_compiler
 from workbench.panels.base import Panel
 from workbench.quantization import QuantizedLinear, quantize
 
@@ -68,6 +69,25 @@ def test_it_stops_when_told_and_refuses_groups_that_do_not_divide(model):
 def test_settings_for_the_archive_are_settings_of_the_experiment():
     e = experiment("quantize.stored_formats")
     assert [e.complete(run)["arrangement"] for run in e.record_settings("cpu")] == ["fast", "compiled"]
+
+
+def test_arrangements_without_steps_for_a_model_are_not_offered(model):
+    def offered(**settings):
+        limit = decoding.group_limits(**{"model": model, "beside": "nothing", **settings})["arrangement"]
+        return [name for name in decoding.ARRANGEMENTS if limit(name)]
+
+    assert offered() == ["fast", "compiled", "native"]
+    assert offered(model="stdlib-1m-experts") == ["fast"]
+    assert offered(model="stdlib-3m-mla") == ["fast", "compiled"]
+
+
+@pytest.mark.skipif(bool(why_no_compiler()), reason=f"native steps: {why_no_compiler()}")
+def test_native_steps_say_what_they_read_and_not_what_larger_batches_would(model):
+    found = run_experiment(
+        "quantize.stored_formats", {**SMALL, "model": model, "arrangement": "native"}, DataSheetBench()
+    )
+    held = {m.settings["format"]: m.check.rpartition("held as: ")[2] for m in found if m.unit == "s"}
+    assert held == {f: f"codes of {one.bits} bits" if one.bits else "plain" for f, one in decoding.FORMATS.items()}
 
 
 @pytest.mark.parametrize("format", [f for f, one in decoding.FORMATS.items() if one.bits])

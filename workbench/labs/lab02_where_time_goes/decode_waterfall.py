@@ -56,19 +56,29 @@ CEILING = "reading once"
 
 
 class Fall(NamedTuple):
-    """From one level to the next: seconds, below 0 where the next one is slower."""
+    """From one level to the next: seconds, below 0 where the next one is slower. causes: those of the ways in between,
+    which were left out, and of the one that it goes to."""
 
     to: str
-    cause: str
+    causes: tuple[str, ...]
     seconds: float
+
+    @property
+    def cause(self) -> str:
+        return " and ".join(self.causes)
 
 
 def falls(levels: Mapping[str, float], ceiling_s: float) -> list[Fall]:
     """{way: seconds of its step}, in the order of WAYS -> what lies between neighbours, and at the end between the last
     and the ceiling. They and the ceiling add up to the first level."""
-    between = [Fall(b, CAUSES[b], levels[a] - levels[b]) for a, b in pairwise(levels)]
-    last = [Fall(CEILING, LEFT, levels[name] - ceiling_s) for name in list(levels)[-1:]]
+    between = [Fall(b, causes_between(a, b), levels[a] - levels[b]) for a, b in pairwise(levels)]
+    last = [Fall(CEILING, (LEFT,), levels[name] - ceiling_s) for name in list(levels)[-1:]]
     return between + last
+
+
+def causes_between(a: str, b: str) -> tuple[str, ...]:
+    """What is taken away from one of WAYS to a later one."""
+    return tuple(CAUSES[way] for way in WAYS[WAYS.index(a) + 1 : WAYS.index(b) + 1])
 
 
 # -- what is counted and predicted -------------------------------------------------------------------------------
@@ -251,9 +261,10 @@ def _differences(
     bench: Bench, shared: Mapping[str, Any], taken: Sequence[_Steps], ceiling_s: float
 ) -> Iterator[Measurement]:
     for a, b in pairwise(taken):
+        cause = " and ".join(causes_between(a.way.name, b.way.name))
         yield bench.measurement(
             name="time.decode_waterfall",
-            settings={**shared, "part": "cause", "from": a.way.name, "to": b.way.name, "cause": CAUSES[b.way.name]},
+            settings={**shared, "part": "cause", "from": a.way.name, "to": b.way.name, "cause": cause},
             samples=[before - after for before, after in zip(a.samples, b.samples)],
             unit="s",
             check="both steps of the same round, on the same tokens",

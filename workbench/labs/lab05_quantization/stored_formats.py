@@ -27,6 +27,7 @@ from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
 from workbench.models.fast_layers import joined
 from workbench.models.linear import linear_class
+from workbench.models.native_steps import why_not_shape
 from workbench.quantization import QuantizationRecipe, quantize
 
 if TYPE_CHECKING:
@@ -314,6 +315,9 @@ def _checked(one: _Steps, oracle: torch.Tensor) -> str:
         )
     same = same_token(logits, int(oracle.argmax()), dtype, f"{one.format}: the next token")
     forms = ", ".join(dict.fromkeys(form for name, form in one.fast.forms.items() if name != "head"))
+    if one.fast.steps == "native":  # which reads them as they are stored, and not in those forms
+        bits = FORMATS[one.format].bits
+        forms = "plain" if bits is None else f"codes of {bits} bits"
     token = "the same next token" if same else "another next token, within rounding,"
     return (
         f"{token} as the plain model with these weights, logits apart by {apart / float(oracle.abs().max()):.1g} of the"
@@ -325,7 +329,8 @@ GROUPS = (16, 32, 64, 128)
 
 
 def group_limits(*, model: str | Decoder, beside: str, **_: Any) -> Limits:
-    """Groups that divide the inputs of every linear, and models that have such a group."""
+    """Groups that divide the inputs of every linear, models that have such a group, and arrangements that these models
+    have steps for."""
 
     def divides(group: int, *models: str | Decoder) -> bool:
         return not any(wide % group for one in models for _, wide in linear_shapes(shape_of(one)))
@@ -333,7 +338,15 @@ def group_limits(*, model: str | Decoder, beside: str, **_: Any) -> Limits:
     return {
         "model": lambda one: any(divides(group, one) for group in GROUPS),
         "group": lambda group: divides(group, *models_of(model, beside)),
+        "arrangement": lambda name: not any(_no_steps(name, shape_of(one)) for one in models_of(model, beside)),
     }
+
+
+def _no_steps(arrangement: str, config: ModelConfig) -> bool:
+    """Whether a model of this shape has no steps of that kind anywhere."""
+    if arrangement == "native":
+        return bool(why_not_shape(config))
+    return arrangement == "compiled" and config.experts is not None
 
 
 EXPERIMENT = Experiment(

@@ -154,7 +154,8 @@ class Machine:
         if weights not in self._prepared:
             self._bench.report(f"arranging the model with weights {weights}")
             plain_model = self._bench.model(self._model)
-            self._prepared[weights] = prepare(plain_model, weights=None if weights == WEIGHTS[0] else weights)
+            given = None if weights == WEIGHTS[0] else weights
+            self._prepared[weights] = prepare(plain_model, weights=given, native="auto")  # as `workbench serve` does
         return self._prepared[weights]
 
     def engine(self, chosen: Configuration) -> Engine:
@@ -183,7 +184,7 @@ class Machine:
             results = engine.run(requests, watch=watch)
         if sum(len(one.token_ids) for one in results) != sum(one.new_tokens for one in arrivals):
             raise WorkbenchError(f"{chosen}: other lengths were generated than were asked for")
-        held = decoder.weight_bytes + engine.kv.bytes_reserved
+        held = decoder.held_bytes + engine.kv.bytes_reserved
         return Served.of([RequestTimes.of(one) for one in results]), [one for one in reports if one.rows], held
 
 
@@ -207,7 +208,7 @@ def probes(
                     steps[one] += [(StepShape.of_report(report), report.seconds) for report in reports]
     known: dict[Arrangement, Probe] = {}
     for one, chosen in every.items():
-        weight_bytes = machine.prepared(chosen.weights).weight_bytes
+        weight_bytes = machine.prepared(chosen.weights).held_bytes
         block_bytes = (held[one] - weight_bytes) / chosen.num_blocks
         if chosen.draft == "none":
             step_s = _step_time(Calibration.fit(steps[one], counted.counted_s), counted)

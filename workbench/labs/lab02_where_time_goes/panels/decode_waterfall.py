@@ -149,7 +149,8 @@ def _words(levels: Levels, steps: Mapping[str, Measurement]) -> list[str]:
         )
         said.append(_sizes(levels))
         said += [
-            f"{fall.to} is slower here than what stands before it, by {milliseconds(-fall.seconds)}; {HERE[fall.to]}."
+            f"{_upper(fall.to)} is slower here than what stands before it, by {milliseconds(-fall.seconds)};"
+            f" {HERE[fall.to]}."
             for fall in levels.falls
             if fall.to in HERE and fall.seconds < 0 and not _unsure(levels, fall)
         ]
@@ -161,6 +162,11 @@ def _words(levels: Levels, steps: Mapping[str, Measurement]) -> list[str]:
             " of weights are the same."
         )
     return [" ".join(said)]
+
+
+def _upper(way: str) -> str:
+    """As a sentence begins with it."""
+    return way[:1].upper() + way[1:]
 
 
 def _unsure(levels: Levels, fall: Fall) -> bool:
@@ -178,9 +184,10 @@ def _sizes(levels: Levels) -> str:
         said = f"The largest cause is {largest.cause}, {milliseconds(largest.seconds)}."
     if unsure:
         said += f" Within what rounds differ by: {listed(unsure)}."
-    if ONE_CALL in between and PACKED in between and between[PACKED].seconds < 0:
+    unpacked = next((way for way in (ONE_CALL, NATIVE) if way in between), None)
+    if unpacked and PACKED in between and between[PACKED].seconds < 0:
         said += (
-            f" One call reads weights as they are, so its bar first takes back the"
+            f" {_upper(unpacked)} reads weights as they are, so its bar first takes back the"
             f" {milliseconds(-between[PACKED].seconds)} of the packed ones."
         )
     return said
@@ -286,13 +293,18 @@ def _draw_level(
 ) -> None:
     """The first level as a bar from 0, every other one as what lies between it and the one before."""
     low, high = (0.0, after) if fall is None else sorted((before, after))
-    colour = style.INK if fall is None else COLOURS[fall.cause]
+    colour = style.INK if fall is None else COLOURS[fall.causes[-1]]
     rises = fall is not None and fall.seconds < 0
     look: dict[str, Any] = {"edgecolor": style.INK, "linewidth": 0.6}
     if rises:
         look = {"edgecolor": LOST, "linewidth": 1.4, "hatch": "////"}
     [drawn] = axes.barh(y, high - low, left=low, height=0.62, color=colour, zorder=3, **look)
-    tell(drawn, f"to {milliseconds(after)}" if fall is None else f"{fall.cause}: {MEANS[fall.cause]}")
+    tell(
+        drawn,
+        f"to {milliseconds(after)}"
+        if fall is None
+        else f"{fall.cause}: {'; '.join(MEANS[cause] for cause in fall.causes)}",
+    )
     axes.plot([after] * 2, [y, y + 1], color=style.INK, linewidth=0.9, zorder=2)
     if fall is not None and spread is not None and spread[0] < spread[1]:
         for colour, width in ((PALE, 3.6), (style.INK, 1.4)):  # seen on every bar
@@ -317,9 +329,10 @@ def _beside(levels: Levels, way: str, fall: Fall | None) -> str:
 
 
 def _signed(fall: Fall) -> str:
-    """The fall with the sign of what it does to the step."""
+    """The fall with the sign of what it does to the step, a cause a line."""
     sign = "−" if fall.seconds >= 0 else "+"
-    return f"{sign}{milliseconds(abs(fall.seconds))} {fall.cause}"
+    causes = "\nand ".join(fall.causes)
+    return f"{sign}{milliseconds(abs(fall.seconds))} {causes}"
 
 
 def _write(axes: Axes, x: float, y: int, text: str) -> None:

@@ -11,6 +11,7 @@ from workbench.instruments.records import Measurement
 from workbench.labs.lab05_quantization.stored_formats import (
     EXPERIMENT,
     FORMATS,
+    IN_ONE_CALL,
     linear_bytes,
     linear_shapes,
     models_of,
@@ -57,7 +58,7 @@ class QuantizeDecodePanel(Panel):
                 )
             )
             rows += [(name, *point, size, steps.get(point[0])) for point, size in zip(points, sizes)]
-            words += [_expected(name, points, sizes), *_found(model, name, steps, made)]
+            words += [_expected(name, points, sizes, settings["arrangement"]), *_found(model, name, steps, made)]
         return view(
             *plots,
             height=3.2,
@@ -87,7 +88,7 @@ def _ratio(made: list[Measurement], model: str, a: str, b: str) -> Measurement |
     return next(iter(matching(made, unit="ratio", model=model, format=f"{a} ÷ {b}")), None)
 
 
-def _expected(name: str, points: list[tuple[str, float, str]], sizes: list[float]) -> str:
+def _expected(name: str, points: list[tuple[str, float, str]], sizes: list[float], arrangement: str) -> str:
     seconds = {f: s for f, s, _ in points}
     bytes_of = dict(zip(seconds, sizes))
     gains = [
@@ -96,9 +97,10 @@ def _expected(name: str, points: list[tuple[str, float, str]], sizes: list[float
         for f in ("int8", "int4")
     ]
     limit = next(limit for f, _, limit in points if f == "int8")
+    others = ["head", "norms", "cache"] + ([] if arrangement in IN_ONE_CALL else ["launches"])
     return (
-        f"{name}, predicted beside bfloat16: {listed(gains)}; with int8 linears the step is {limit}-bound. Head, norms,"
-        " cache and launches stay as they are, so time falls less than bytes do."
+        f"{name}, predicted beside bfloat16: {listed(gains)}; with int8 linears the step is {limit}-bound."
+        f" {listed(others).capitalize()} stay as they are, so time falls less than bytes do."
     )
 
 
