@@ -1,5 +1,5 @@
-"""quantize.stored_formats: a decode step with weights in fewer bits, predicted by their bytes, measured, and held to
-its oracle."""
+"""quantize.stored_formats: a decode step with weights in fewer bits, predicted by bytes and arithmetic, measured, and
+held to its oracle."""
 
 from __future__ import annotations
 

@@ -50,6 +50,7 @@ class Passes:
     def costs(self, rows: int, context: int, logit_rows: int) -> StepCosts:
         size: dict[str, Any] = {}
         if self.recipe is not None:
+            assert self.recipe.group is not None, "of a draft that `drafts.peers` rounds, in groups"
             codes = {"linear": self.recipe.bits, "head": self.recipe.head_bits}
             share = SCALE_BYTES / self.recipe.group
             size = {f"{part}_bytes_per_element": bits / 8 + share for part, bits in codes.items() if bits is not None}
