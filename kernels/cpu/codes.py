@@ -139,7 +139,8 @@ class CodeProduct:
             return code_product(x, id(self))
         return self.multiply(x)
 
-    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+    def multiply(self, x: torch.Tensor, threads: int | None = None) -> torch.Tensor:
+        """The product itself. threads: default torch's, one for a small weight."""
         if x.dim() != 2 or x.shape[1] != self.in_features or x.dtype != torch.float32 or x.device.type != "cpu":
             raise WorkbenchError(  # the loop is handed where x lies, and would read beyond it
                 f"a product of codes takes x [N, {self.in_features}] in float32 on the CPU, got {list(x.shape)} in"
@@ -149,7 +150,7 @@ class CodeProduct:
         if x.stride(1) != 1:
             x = x.contiguous()
         y = x.new_empty((rows, self.out_features))
-        threads = 1 if self._is_small else torch.get_num_threads()
+        threads = threads or (1 if self._is_small else torch.get_num_threads())
         self._multiply(self._address, x.data_ptr(), rows, x.stride(0), self.q8, threads, y.data_ptr())
         return y
 

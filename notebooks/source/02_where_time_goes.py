@@ -1069,7 +1069,9 @@ say(
 #
 # A bar is the difference of two neighbours' medians, the line on it what rounds differ by: where the line is longer than
 # the bar, this run does not tell the two apart. The last bar, above the ceiling, is taken apart no further. In it are
-# attention, the choice, Python around the call, threads that wait for each other.
+# attention, the choice, Python around the call, threads that wait for each other. For one function there is a prediction
+# beside the ceiling: each product takes the longer of its bytes, from memory or cache, and of its multiply-accumulates at
+# the rate that was measured in its own loop (`workbench/instruments/product_rates.py`).
 
 # %% jupyter={"source_hidden": true}
 fall_guess = ask(
@@ -1121,6 +1123,18 @@ table(
 # *prepared* and at *one call*, are calls. At *one function* none are left to take away: what falls there are waits, and
 # numbers that go through memory between two loops. `random-110m`, which the panel offers too, has ten times the bytes for twice the
 # operations, so its calls weigh less.
+
+# %% jupyter={"source_hidden": true}
+written = next((m for m in levels if m.settings["way"] == "one function"), None)
+say(
+    "One function could not be made here, so there is nothing to hold its prediction to."
+    if written is None or not written.predicted
+    else f"One function was predicted to take {written.predicted * 1e3:.2f} ms and took {written.median * 1e3:.2f},"
+    f" {written.median / written.predicted:.2f} times as long; what binds for most of it is {written.limit}. Counted are"
+    " the bytes and arithmetic of products and attention, and once a step what a call of our Decoder takes. Not counted:"
+    " threads that wait for each other after every part of a layer, norms and turns, the choice, and the text that"
+    " `generate` makes of a token."
+)
 
 # %% [markdown]
 # # What it costs in dollars

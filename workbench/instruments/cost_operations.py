@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
@@ -29,6 +30,12 @@ class OperationCosts:
     bytes_written: float = 0
     rows: int = 0  # of a matrix product: rows that each weight is multiplied with
     kv_element_bytes: float = 0  # of a remembered key; of codes those of float32, see `queries`
+    loop: str = ""  # of a matrix product: the loop that computes it (`product_rates.LOOPS`); "": torch's product
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of a matrix product: each weight once for each of its rows. 0 of all else."""
+        return self.flops // 2 if self.rows else 0
 
     @property
     def queries(self) -> float:
@@ -70,6 +77,18 @@ class StepCosts:
     def in_one_call(self) -> StepCosts:
         """The same work by compiled code that starts nothing: no launches, and no kernels."""
         return replace(self, operations=tuple(replace(o, launches=0, kernels=0) for o in self.operations))
+
+    def in_loops(self, layers: str, head: str, max_rows: float = math.inf) -> StepCosts:
+        """The same work where loops of C++ compute the matrix products of the layers and of the head that have at most
+        max_rows rows. layers, head: of `product_rates.LOOPS`; "" leaves those to torch. The choice of experts, and
+        theirs, are left to it too."""
+        by_part = {"projections": layers, "mlp": layers, "head": head}
+
+        def loop(o: OperationCosts) -> str:
+            of_experts = o.name == "router" or o.name.startswith("expert ")
+            return by_part.get(o.part, "") if 0 < o.rows <= max_rows and not of_experts else o.loop
+
+        return replace(self, operations=tuple(replace(o, loop=loop(o)) for o in self.operations))
 
     @property
     def flops_by_part(self) -> dict[str, int]:
@@ -163,5 +182,5 @@ def together(operations: Iterable[OperationCosts]) -> OperationCosts:
     return replace(first, **{name: sum(getattr(o, name) for o in (first, *others)) for name in _AMOUNTS})
 
 
-_EACH = ("name", "part", "rows", "kv_element_bytes")  # the same for every occurrence
+_EACH = ("name", "part", "rows", "kv_element_bytes", "loop")  # the same for every occurrence
 _AMOUNTS = tuple(f.name for f in fields(OperationCosts) if f.name not in _EACH)

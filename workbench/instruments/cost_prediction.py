@@ -45,6 +45,10 @@ def predict(
     than a large one does, its rate counts. Else weights pass at `weight_bytes_per_s`,
     keys and values at `kv_bytes_per_s`. All other bytes pass at the read bandwidth, all other operations start in
     `launch_s`.
+    A product that a loop of C++ computes (`StepCosts.in_loops`) takes the longer of its bytes and its
+    multiply-accumulates, at the rate that was measured for that loop and so many rows (`Ceilings.products`,
+    `product_rates`; asked here for the first time it is measured, in a fraction of a second). Where no rates are known
+    it is counted as torch's.
     dtype: "float32", "bfloat16" or "float16" (or the torch dtype): in what the matrix products are computed.
     eager: on a GPU, operations are started from Python, one by one, while the device works: the step takes as long as
     the slower of the two, the device or the starting (`eager_launch_s` each, where a data sheet's card has it).
@@ -92,6 +96,10 @@ class _Speeds:
         self.kept = ceilings.kv_bytes_per_s or self.read
         self.weight_passing, self.kv_passing = ceilings.weight_passing.get(dtype), ceilings.kv_passing
         self.working_set, self.kv_set = company.weight_bytes, company.weight_bytes + kv_bytes
+        # A loop fetches what comes next while it computes: at memory's speed at least, and from a cache as fast as
+        # torch multiplies one row of float32, which has the least arithmetic to a byte.
+        plain = ceilings.weight_passing.get("float32")
+        self.in_loops = max(self.read, plain.at(1, self.working_set) if plain else 0.0)
         levels = ceilings.dispatch
         self.dispatch = dispatch_at(levels, company.layer_bytes) if levels else None
 
@@ -103,7 +111,10 @@ class _Speeds:
         if self.dispatch is not None:
             started = self.dispatch.seconds(o) + self.dispatch.python(o)
         bandwidth, passed = o.weight_bytes / self.weights + o.kv_bytes / self.kept + moved, 0.0
-        if self.weight_passing is not None and o.rows:
+        rates = self.ceilings.products(o.loop) if o.loop and self.ceilings.products else None
+        if rates is not None:
+            bandwidth, compute = o.weight_bytes / self.in_loops, o.macs / rates.at(o.rows)
+        elif self.weight_passing is not None and o.rows:
             table, each = self.weight_passing, o.weight_bytes / o.count
             bandwidth = o.weight_bytes / table.at(1, self.working_set, each)
             passed = o.weight_bytes / table.at(o.rows, self.working_set, each)

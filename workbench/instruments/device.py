@@ -31,6 +31,7 @@ from workbench.files import cache_folder, write_text
 from workbench.instruments.dispatch import Dispatch, measure_dispatch
 from workbench.instruments.memory import available_bytes
 from workbench.instruments.passing import Passing, measure_keys, measure_weights
+from workbench.instruments.product_rates import KeptRates, Rates
 from workbench.instruments.records import now, quantile
 from workbench.instruments.timing import CheckStop, exclusive, measure
 from workbench.models.linear import Linear, linear_class
@@ -173,6 +174,8 @@ class Ceilings:
     kv_passing: Passing | None = None
     eager_launch_s: float | None = None  # one operation started from Python; None: as `launch_s`
     launch_overlaps: bool = True  # False where the cores that start an operation are those that do it
+    # of this CPU: rates of the loops of C++, each measured when it is asked for first; None of another machine
+    products: Callable[[str], Rates | None] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         every = (*self.flop_per_s.values(), *self.weight_bytes_per_s.values())
@@ -192,12 +195,15 @@ class Ceilings:
         return all(median >= 0.75 * p90 for _, median, p90 in self.spread.values())
 
     def to_dict(self) -> dict:
-        return dataclasses.asdict(self)
+        """Without `products`, which are kept by themselves."""
+        whole = dataclasses.asdict(dataclasses.replace(self, products=None))
+        del whole["products"]
+        return whole
 
     @classmethod
     def from_dict(cls, values: dict) -> Ceilings:
         """The inverse of `to_dict`. Raises WorkbenchError for keys too many or missing, or values not positive."""
-        known = [f.name for f in dataclasses.fields(cls)]
+        known = [f.name for f in dataclasses.fields(cls) if f.name != "products"]
         check_settings("Ceilings", values, known)
         missing = [name for name in known if name not in values]
         if missing:
@@ -437,17 +443,16 @@ def ceilings(device: str = "cpu", refresh: bool = False, stop: CheckStop | None 
 
     Measured again with refresh=True, for another number of threads or version of torch, where the cached file
     cannot be read, and ten minutes after a measurement that was not `steady`. A cache that cannot be written
-    costs the time of measuring again, nothing else.
+    costs the time of measuring again, nothing else. A CPU's have `products`, which are kept the same way.
     """
     path = _cache_path(device)
     with exclusive(stop):
-        cached = None if refresh else _read_cache(path)
-        if cached is not None:
-            return cached
-        found = measure_ceilings(device, stop)
-        with contextlib.suppress(WorkbenchError):
-            write_text(path, json.dumps(found.to_dict(), indent=1) + "\n")
-        return found
+        found = None if refresh else _read_cache(path)
+        if found is None:
+            found = measure_ceilings(device, stop)
+            with contextlib.suppress(WorkbenchError):
+                write_text(path, json.dumps(found.to_dict(), indent=1) + "\n")
+        return found if found.of_gpu else dataclasses.replace(found, products=KeptRates(path, refresh, stop))
 
 
 def _read_cache(path: Path) -> Ceilings | None:

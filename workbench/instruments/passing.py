@@ -61,8 +61,8 @@ class Passing:
         """Bytes a second for so many rows, one at least. matrix_bytes: of one matrix; 0: of a small one."""
         if matrix_bytes >= self.large_bytes:
             rows = max(rows, self.large_rows)
-        by_set = [_between(self.rows, one, rows) for one in self.bytes_per_s]
-        return _between(self.working_sets, by_set, working_set)
+        by_set = [between(self.rows, one, rows) for one in self.bytes_per_s]
+        return between(self.working_sets, by_set, working_set)
 
     @property
     def max_rows(self) -> int:
@@ -74,7 +74,7 @@ class Passing:
         return cls(**{**given, "rows": tuple(values["rows"]), "working_sets": tuple(values["working_sets"])})
 
 
-def _between(known: Sequence[float], values: Sequence[float], at: float) -> float:
+def between(known: Sequence[float], values: Sequence[float], at: float) -> float:
     """The value at `at`, on the line through the two nearest known places of a log-log plot."""
     if at <= known[0] or len(known) == 1:
         return values[0]

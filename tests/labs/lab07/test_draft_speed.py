@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from conftest import random_decoder, tiny_config
+from experiment_claims import DataSheetBench
 
 from workbench.errors import WorkbenchError
 from workbench.experiments import run_experiment
 from workbench.experiments.cached_steps import said_of_steps
 from workbench.generation import generate
 from workbench.instruments.bench import Bench
+from workbench.instruments.device import PUBLISHED
 from workbench.labs.lab06_speculative_sampling.round_costs import (
     CHAINS,
     TREES,
@@ -20,7 +22,9 @@ from workbench.labs.lab06_speculative_sampling.round_costs import (
     round_costs,
     written_in_step,
 )
+from workbench.labs.lab07_better_drafts.peer_predictions import Passes, seconds_per_token
 from workbench.models.fast import prepare
+from workbench.quantization import QuantizationRecipe, quantize
 from workbench.speculation import ModelDraft
 from workbench.speculation.drafts.first_of import FirstOf
 from workbench.speculation.drafts.lookahead import LookaheadDraft
@@ -114,19 +118,38 @@ def test_unknown_names_are_answered_with_the_nearest(given):
 
 
 def test_peers_write_the_same_texts():
-    found = run_experiment("drafts.peers", {"texts": "copying", "prompts": 1, "new_tokens": 8, "repeats": 1})
+    given = {"texts": "copying", "prompts": 1, "new_tokens": 8, "repeats": 1, "draft_weights": "8 bits"}
+    found = run_experiment("drafts.peers", given, DataSheetBench())
     names = [m.settings["engine"] for m in found]
     assert len(names) == 6 and sum(name.startswith("transformers") for name in names) == 3
     for one in found:
         assert one.check.startswith("each of 1 texts") and "8 of 8 tokens are the oracle's best" in one.check
         assert one.counts["times_as_fast_as_our_plain_decoding"] > 0
+        assert (one.predicted is not None) == one.settings["engine"].startswith("ours"), "theirs is not predicted"
+
+
+def test_a_prediction_beside_peers_is_of_the_rounds_that_were_counted(target):
+    """By hand: the prompt, each round's rows, the calls of the draft; without a draft a step for each token."""
+    recipe = QuantizationRecipe("rtn", 8, 32, {"symmetric": True}, head_bits=8)
+    of_target = Passes(PUBLISHED["h100-sxm"], target)
+    of_draft = Passes(PUBLISHED["h100-sxm"], prepare(quantize(target, recipe), inputs="q8"), recipe, "q8")
+    drafted = generate(target, PROMPT, max_new_tokens=12, stop_token_ids=(), kv="contiguous", draft=ModelDraft(target))
+    counted, middle = drafted.speculation, len(PROMPT) + 6
+    rounds = sum(of_target(rows, middle, rows) for rows in counted.rows_per_round)
+    calls = of_draft(len(PROMPT), 0, 1) + (counted.draft_calls - 1) * of_draft(1, middle, 1)
+    whole = of_target(len(PROMPT), 0, 1) + rounds + calls
+    assert seconds_per_token(of_target, of_draft, len(PROMPT), 12, counted) == pytest.approx(whole / 12)
+    plain = (of_target(len(PROMPT), 0, 1) + 11 * of_target(1, middle, 1)) / 12
+    assert seconds_per_token(of_target, None, len(PROMPT), 12, None) == pytest.approx(plain)
+    assert {o.loop for o in of_draft.costs(1, 9, 1).operations if o.rows} == {"8 bits, q8"}
+    assert {o.loop for o in of_target.costs(5, 9, 5).operations if o.rows} == {""}
 
 
 def test_peers_say_what_the_steps_of_a_compiled_model_were(monkeypatch):
     """Where nothing can be compiled: that is said, every text is right, and no path of this machine is kept."""
     monkeypatch.setattr("workbench.models.fast.why_not_at_all", lambda device: "no C++ compiler in /usr/bin")
     given = {"texts": "copying", "prompts": 1, "new_tokens": 8, "repeats": 1, "arrangement": "compiled"}
-    found = run_experiment("drafts.peers", given)
+    found = run_experiment("drafts.peers", given, DataSheetBench())
     for one in found:
         assert one.settings["arrangement"] == "compiled" and "/usr/bin" not in one.check
         assert one.check.endswith("; steps run as they are") == one.settings["engine"].startswith("ours")

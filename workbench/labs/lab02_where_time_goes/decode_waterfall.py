@@ -13,6 +13,7 @@ from workbench.errors import WorkbenchError
 from workbench.experiments.contract import Experiment, Limits, Setting
 from workbench.experiments.greedy import ROUNDING, check_greedy
 from workbench.experiments.inputs import plain, shape_of, text_ids
+from workbench.experiments.loops import Loops
 from workbench.experiments.steps import CONTEXTS, DTYPES, WEIGHTS, decode_step, fits_context, kv_element_bytes, loaded
 from workbench.instruments import passing
 from workbench.instruments.costs import decode_costs, predict
@@ -32,6 +33,7 @@ from workbench.labs.lab02_where_time_goes.ways import (
 )
 from workbench.models.linear import Packed, Plain
 from workbench.models.measured_linear import maker_of
+from workbench.models.native_steps import why_not_shape
 
 if TYPE_CHECKING:
     from workbench.instruments.bench import Bench
@@ -107,7 +109,8 @@ def expected(
 ) -> tuple[StepCosts, dict[str, Prediction]]:
     """(what a prepared step costs, {way: prediction} of those ways that can be predicted).
 
-    The speed of products was measured in the form that `prepare` chooses here, so it predicts the way in that form.
+    The speed of products was measured in the form that `prepare` chooses here, so it predicts the way in that form. One
+    function starts nothing, and its products take their bytes or the arithmetic of its own loop.
     """
     cached = cached_tokens(context, repeats)
     costs, prepared = decode_step(ceilings, model, batch=1, context=cached, weights=weights)
@@ -123,6 +126,8 @@ def expected(
     form = maker_of(passing.MATRIX, DTYPES[weights], "cpu", LARGE_MODEL_BYTES)
     if form in AS_PREPARED:
         by_way[AS_PREPARED[form]] = prepared
+    if not why_not_shape(shape_of(model)):
+        by_way[NATIVE] = predict(Loops("native", DTYPES[weights]).counted(costs), ceilings, weights)
     return costs, by_way
 
 

@@ -34,6 +34,7 @@ import torch
 from workbench.errors import WorkbenchError
 from workbench.experiments.greedy import Tokens
 from workbench.experiments.in_transformers import in_transformers
+from workbench.experiments.loops import Loops
 from workbench.generation import generate
 from workbench.instruments.costs import StepCosts, weights_read
 from workbench.kv import stored_dtype
@@ -77,6 +78,7 @@ class Engine:
     run(prompt, new_tokens) -> its tokens; timed by the caller, unless it is a process that times itself.
     format: see the module. Engines of one format have the same bits per weight. dtype: of what its tokens are granted.
     oracle: makes the plain Decoder that its tokens are held against; engines that share the function share it.
+    loops: of ours, how its steps are taken and which loops multiply.
     element_bytes: what the cost model is to know of it. weight_bytes: that a step reads, where the file says so.
     rounded: the products whose inputs it rounds to 8 bits, see `peer_oracles`. about: more settings of a Measurement.
     stepping: the model whose steps are compiled or native, which may come out otherwise. words: more for its check.
@@ -92,6 +94,7 @@ class Engine:
     weight_bytes: float | None = None
     rounded: str = ""
     about: dict[str, Any] = field(default_factory=dict)
+    loops: Loops | None = None
     stepping: FastDecoder | None = None
     words: Callable[[], str] = lambda: ""
     samples: dict[str, list[float]] = field(default_factory=dict)
@@ -107,8 +110,8 @@ class Engine:
         return "" if self.stepping is None else self.stepping.why_not_steps
 
     def counted(self, costs: StepCosts) -> StepCosts:
-        """Steps of one call start nothing."""
-        return costs if self.stepping is None or costs.rows > 1 else costs.in_one_call()
+        """As its steps are taken: those of one call start nothing."""
+        return costs if self.loops is None else self.loops.counted(costs)
 
 
 def engines(
@@ -192,6 +195,7 @@ def _ours_in_few_bits(bench: Bench, model: str, decoder: Decoder, compiled: bool
                 inputs = settings.get("inputs", "exact")
                 engine = _ours(name, format, dtype, ready, oracle)
                 engine.element_bytes |= _bytes_in_few_bits(ready, quantized)
+                engine.loops = Loops(ready.steps, dtype, bits, HEAD_BITS, inputs)
                 engine.about |= {"format": f"int{bits}", "group": GROUP, "inputs": inputs}
                 engine.rounded, engine.words = "all" * (inputs == "q8"), functools.partial(_forms, ready)
                 yield engine
@@ -207,7 +211,8 @@ def _ours(name: str, format: str, dtype: torch.dtype, ready, oracle: MakeOracle)
         return generate(ready, prompt, max_new_tokens=new_tokens, stop_token_ids=(), kv="contiguous").tokens
 
     stepping = None if ready.steps == "eager" else ready
-    return Engine(name, format, dtype, run, oracle, _element_bytes(dtype), stepping=stepping)
+    loops = Loops(ready.steps, dtype)
+    return Engine(name, format, dtype, run, oracle, _element_bytes(dtype), loops=loops, stepping=stepping)
 
 
 def _element_bytes(dtype: torch.dtype) -> dict[str, float]:

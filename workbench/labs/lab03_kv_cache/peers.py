@@ -21,6 +21,7 @@ from workbench.errors import WorkbenchError
 from workbench.experiments.contract import Experiment, Setting
 from workbench.experiments.greedy import Tokens
 from workbench.experiments.inputs import plain, shape_of, text_ids
+from workbench.experiments.loops import Loops
 from workbench.instruments.costs import StepCosts, decode_costs, predict, prefill_costs, weights_read
 from workbench.instruments.timing import exclusive
 from workbench.kv import stored_dtype
@@ -42,6 +43,7 @@ from workbench.models.layout import config_to_hf
 
 if TYPE_CHECKING:
     from workbench.instruments.bench import Bench
+    from workbench.instruments.costs import Prediction
     from workbench.instruments.device import Ceilings
     from workbench.instruments.records import Measurement
     from workbench.models.config import ModelConfig
@@ -62,10 +64,32 @@ class Asked:
 
     def costs(self, config: ModelConfig, element_bytes: Mapping[str, float]) -> StepCosts:
         """Of a step in the middle of the new tokens; of the whole prompt where it is for the first token."""
-        size: dict[str, Any] = dict(element_bytes)
         if self.measured == FIRST_TOKEN:
-            return prefill_costs(config, batch=1, prompt=len(self.prompt), **size)
-        return decode_costs(config, batch=1, context=len(self.prompt) + self.new_tokens // 2, **size)
+            return self.prompt_costs(config, element_bytes)
+        context = len(self.prompt) + self.new_tokens // 2
+        return decode_costs(config, batch=1, context=context, **dict[str, Any](element_bytes))
+
+    def prompt_costs(self, config: ModelConfig, element_bytes: Mapping[str, float]) -> StepCosts:
+        """Of the pass that gives the first token."""
+        return prefill_costs(config, batch=1, prompt=len(self.prompt), **dict[str, Any](element_bytes))
+
+    def predicted(
+        self, ceilings: Ceilings, config: ModelConfig, loops: Loops, element_bytes: Mapping[str, float]
+    ) -> tuple[StepCosts, float, str]:
+        """(what its costs are, seconds per new token, limit). A token has its share of the prompt in it, as measured:
+        one pass over that, and a step for each token but the first."""
+
+        def timed(costs: StepCosts) -> Prediction:
+            return predict(costs, ceilings, loops.dtype)
+
+        costs, prompt = (
+            loops.counted(one) for one in (self.costs(config, element_bytes), self.prompt_costs(config, element_bytes))
+        )
+        step = timed(costs)
+        if self.measured == FIRST_TOKEN:
+            return costs, step.seconds, step.limit
+        whole = timed(prompt).seconds + (self.new_tokens - 1) * step.seconds
+        return costs, whole / self.new_tokens, step.limit
 
 
 @dataclass(frozen=True)
@@ -80,10 +104,12 @@ class Measured:
     engines: list[Engine]
 
     def measurement(self, engine: Engine, asked: Asked, oracle: Oracle) -> Measurement:
-        costs = engine.counted(asked.costs(self.decoder.config, engine.element_bytes))
+        config, predicted, limit = self.decoder.config, None, None
+        costs = asked.costs(config, engine.element_bytes)
+        if engine.loops is not None:
+            costs, predicted, limit = asked.predicted(self.ceilings, config, engine.loops, engine.element_bytes)
         samples = engine.samples[asked.measured]
         counts = self._shares(engine, asked, costs, statistics.median(samples)) | self._ratios(engine, asked.measured)
-        prediction = predict(costs, self.ceilings, engine.dtype) if engine.is_ours else None
         tokens = engine.tokens[asked.measured]
         check = oracle.check(asked.prompt, tokens, asked.new_tokens, engine.dtype, engine.rounded, engine.about)
         sizes = {"prompt_tokens": len(asked.prompt), "new_tokens": asked.new_tokens, "measured": asked.measured}
@@ -93,8 +119,8 @@ class Measured:
             samples=samples,
             unit="s",
             counts=counts,
-            predicted=prediction.seconds if prediction else None,
-            limit=prediction.limit if prediction else None,
+            predicted=predicted,
+            limit=limit,
             check=check + engine.words(),
         )
 
@@ -251,21 +277,21 @@ def predict_peers(
 ) -> list[tuple[float, float, str]]:
     """(bytes per weight, seconds per token, limit) of our formats, eager, those with the fewest bytes last."""
     shape, points = shape_of(model), []
+    asked = Asked(TOKEN, [0] * prompt_tokens, new_tokens)  # no time depends on which tokens they are
     formats = [None] * (weights != "few bits") + list(BITS.values()) * (weights != "as trained")
     for dtype in DTYPES:
         for bits in formats:
-            costs = decode_costs(
-                shape,
-                batch=1,
-                context=prompt_tokens + new_tokens // 2,
-                weight_bytes_per_element=dtype.itemsize,
-                linear_bytes_per_element=None if bits is None else bits / 8 + SCALE_BYTES / GROUP,
-                head_bytes_per_element=None if bits is None else HEAD_BITS / 8 + SCALE_BYTES / GROUP,
-                kv_bytes_per_element=stored_dtype(dtype, "cpu").itemsize,
-            )
-            prediction = predict(costs, ceilings, dtype)
+            size: dict[str, float] = {
+                "weight_bytes_per_element": dtype.itemsize,
+                "kv_bytes_per_element": stored_dtype(dtype, "cpu").itemsize,
+            }
+            if bits is not None:
+                share = SCALE_BYTES / GROUP
+                size |= {"linear_bytes_per_element": bits / 8 + share, "head_bytes_per_element": HEAD_BITS / 8 + share}
+            loops = Loops("eager", dtype, bits, None if bits is None else HEAD_BITS)
+            costs, seconds, limit = asked.predicted(ceilings, shape, loops, size)
             per_weight = costs.bytes_by_part["weights"] / weights_read(shape, 1, 1)
-            points.append((per_weight, prediction.seconds, prediction.limit))
+            points.append((per_weight, seconds, limit))
     return sorted(points, key=lambda point: -point[0])
 
 
@@ -279,7 +305,9 @@ EXPERIMENT = Experiment(
         "dequantized weights; two threads each; llama.cpp in a process that is stopped while another is timed. Few "
         "bits are 8 and 4 in groups of 32 with a scale: llama.cpp's q8_0 and q4_0. q4_K, which many files are in, "
         "wants rows that are multiples of 256; q4_0 has the same 4.5 bits per weight and stands for it. A prediction "
-        "has the bytes of codes in it, not what turning them into numbers costs."
+        "is of the prompt's pass and of a step for each other token. Each product takes the longer of its bytes and "
+        "its multiply-accumulates, at the rate that was measured of its loop; those of compiled steps, which nobody "
+        "measured, at that of our loops. Not in it: codes that become numbers again for a prompt of many rows."
     ),
     settings=(
         Setting("model", "stdlib-10m", "model", help="a shipped model, or random-110m: beyond the CPU's cache"),

@@ -29,25 +29,29 @@ from workbench.instruments.bench import steps_of
 from workbench.instruments.timing import exclusive
 from workbench.labs.lab06_speculative_sampling.inputs import DRAFT
 from workbench.labs.lab07_better_drafts.draft_speed import kinds_of
+from workbench.labs.lab07_better_drafts.peer_predictions import Passes, seconds_per_token
 from workbench.models import prepare
 from workbench.models.checkpoints import save_checkpoint
 from workbench.quantization import QuantizationRecipe, quantize
 from workbench.speculation import ModelDraft, draft_for
 
 if TYPE_CHECKING:
+    from workbench.decoding.loop import Generation
     from workbench.instruments.bench import Bench
     from workbench.instruments.records import Measurement
     from workbench.models.fast import Model
 
 Tokens = list[int]
 MODEL_K, LOOKUP_K = 4, 8
-AS_TRAINED = "as trained"
+AS_TRAINED, OURS_PLAIN = "as trained", "ours, plain"
+IN_8_BITS = QuantizationRecipe("rtn", 8, 32, {"symmetric": True}, head_bits=8)
 
 
 @dataclass
 class Contender:
     """`run(prompt, new_tokens)` -> its tokens. `beside`: the plain decoding of the same engine. `said`: of its steps,
-    after some were taken."""
+    after some were taken. `expects(prompt, new_tokens)`: seconds per token that the last run should have taken, by what
+    it counted; None where nothing is predicted."""
 
     name: str
     beside: str
@@ -55,6 +59,26 @@ class Contender:
     samples: list[float] = field(default_factory=list)  # seconds per token, prompt and all
     tokens: list[Tokens] = field(default_factory=list)
     said: Callable[[], str] = str
+    expects: Callable[[int, int], float] | None = None
+    predicted: list[float] = field(default_factory=list)  # of each sample
+
+
+class Ours:
+    """Requests to our `generate`, in full; the last one stays."""
+
+    def __init__(self, target: Model, passes: Passes, of_draft: Passes | None = None, **speculation: Any) -> None:
+        self.target, self.passes, self.of_draft, self.speculation = target, passes, of_draft, speculation
+        self.last: Generation | None = None
+
+    def __call__(self, prompt: Tokens, new_tokens: int) -> Tokens:
+        how = {"max_new_tokens": new_tokens, "stop_token_ids": (), "kv": "contiguous"}
+        self.last = generate(self.target, prompt, **how, **self.speculation)
+        return self.last.tokens
+
+    def expects(self, prompt: int, new_tokens: int) -> float:
+        """Seconds per token of the last request, see `peer_predictions`."""
+        assert self.last is not None, "asked after a request"
+        return seconds_per_token(self.passes, self.of_draft, prompt, new_tokens, self.last.speculation)
 
 
 def run_draft_peers(
@@ -89,7 +113,7 @@ def run_draft_peers(
 def _of_kind(bench, decoder: Model, contenders, kind, count, repeats, settings) -> Iterator[Measurement]:
     texts, new_tokens = prompts_of(kind, decoder, count), settings["new_tokens"]
     for one in contenders:
-        one.samples, one.tokens = [], []
+        one.samples, one.tokens, one.predicted = [], [], []
     for turn in range(-1, repeats):
         for number, prompt in enumerate(texts[:1] if turn < 0 else texts):
             bench.report(f"{kind}: turn {max(turn, 0) + 1} of {repeats}, prompt {number + 1} of {count}")
@@ -102,6 +126,8 @@ def _of_kind(bench, decoder: Model, contenders, kind, count, repeats, settings) 
                 if turn >= 0:
                     one.samples.append(seconds / new_tokens)
                     one.tokens.append(tokens)
+                    if one.expects is not None:
+                        one.predicted.append(one.expects(len(prompt), new_tokens))
     samples = {one.name: one.samples for one in contenders}
     ours = contenders[0].name
     for one in contenders:
@@ -117,6 +143,7 @@ def _of_kind(bench, decoder: Model, contenders, kind, count, repeats, settings) 
                 "times_as_fast_as_its_plain_decoding": _ratio(samples[one.beside], one.samples),
                 "times_as_fast_as_our_plain_decoding": _ratio(samples[ours], one.samples),
             },
+            predicted=statistics.median(one.predicted) if one.predicted else None,
             check="; ".join(filter(None, (f"each of {count} texts, the last: {check}", one.said()))),
         )
 
@@ -128,27 +155,23 @@ def _ratio(slow: list[float], fast: list[float]) -> float:
 
 def _ours(bench: Bench, model, draft, draft_weights: str, arrangement: str) -> Iterator[Contender]:
     target = bench.model(model, arrangement=arrangement)
+    recipe, inputs = None, "exact"
     if draft_weights == AS_TRAINED:
         small = bench.model(draft, arrangement=arrangement)
     else:
-        in_8_bits = quantize(bench.model(draft), QuantizationRecipe("rtn", 8, 32, {"symmetric": True}, head_bits=8))
-        small = prepare(in_8_bits, **steps_of(arrangement), inputs="q8" if arrangement != "compiled" else "exact")
-    steps = partial(said_of_steps, target)
+        recipe, inputs = IN_8_BITS, "q8" if arrangement != "compiled" else "exact"
+        small = prepare(quantize(bench.model(draft), recipe), **steps_of(arrangement), inputs=inputs)
+    ceilings, steps = bench.ceilings(), partial(said_of_steps, target)
+    of_target, of_draft = Passes(ceilings, target), Passes(ceilings, small, recipe, inputs)
 
-    def contender(**speculation: Any) -> Callable[[Tokens, int], Tokens]:
-        def run(prompt: Tokens, new_tokens: int) -> Tokens:
-            how = {"max_new_tokens": new_tokens, "stop_token_ids": (), "kv": "contiguous"}
-            return generate(target, prompt, **how, **speculation).tokens
+    def contender(name: str, *drafted: Passes, **speculation: Any) -> Contender:
+        run = Ours(target, of_target, *drafted, **speculation)
+        return Contender(name, OURS_PLAIN, run, said=steps, expects=run.expects)
 
-        return run
-
-    yield Contender("ours, plain", "ours, plain", contender(), said=steps)
-    drafts = (
-        (f"ours, {small.name}, K = {MODEL_K}", ModelDraft(small), MODEL_K),
-        (f"ours, prompt lookup, K = {LOOKUP_K}", draft_for("prompt_lookup", target), LOOKUP_K),
-    )
-    for name, made, length in drafts:
-        yield Contender(name, "ours, plain", contender(draft=made, draft_length=length), said=steps)
+    yield contender(OURS_PLAIN)
+    drafts = ModelDraft(small), draft_for("prompt_lookup", target)
+    yield contender(f"ours, {small.name}, K = {MODEL_K}", of_draft, draft=drafts[0], draft_length=MODEL_K)
+    yield contender(f"ours, prompt lookup, K = {LOOKUP_K}", draft=drafts[1], draft_length=LOOKUP_K)
 
 
 def _transformers(bench: Bench, model, draft, folder: Path) -> Iterator[Contender]:
@@ -191,7 +214,10 @@ EXPERIMENT = Experiment(
     name="drafts.peers",
     lab=7,
     question="What do transformers' assisted generation and prompt lookup gain on the same weights and texts?",
-    how="Greedy requests in turns, prompt and all; each engine against its own plain decoding, and against ours.",
+    how="Greedy requests in turns, prompt and all; each engine against its own plain decoding, and against ours. A"
+    " prediction of ours is made after its request: what a round of so many rows and a step of the draft take is"
+    " predicted, and how many of them there were is counted. So it says what a round takes, and not what a draft gets"
+    " right.",
     settings=(
         MODEL,
         DRAFT,

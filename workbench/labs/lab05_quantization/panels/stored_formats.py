@@ -1,5 +1,5 @@
-"""The panel of quantize.decode: time of a step in each stored format, predicted by its bytes and measured, and why not
-all of it came."""
+"""The panel of quantize.decode: time of a step in each stored format, predicted by bytes and arithmetic, measured, and
+why not all of it came."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MISSED = 1.15  # measured over predicted ratio: beyond it the words look for the
 
 
 class QuantizeDecodePanel(Panel):
-    """Lab 05: a decode step with weights stored in fewer bits, predicted by their bytes and measured."""
+    """Lab 05: a decode step with weights stored in fewer bits, predicted by bytes and arithmetic and measured."""
 
     experiment = EXPERIMENT
 
@@ -126,7 +126,10 @@ def _reason(model, m: Measurement) -> str:
         return "The reason: the step waits for its operations to start, so fewer bytes gain little."
     rate = m.counts.get("weights_per_s_in_cache")
     if rate is None:
-        return "The reason to look at: codes become numbers on the way, and that arithmetic is not in the prediction."
+        return (
+            "The reason to look at: what lies between the products, and in compiled steps loops over codes that nobody"
+            " measured."
+        )
     weights = sum(out * inside for out, inside in linear_shapes(shape_of(model)))
     arithmetic = weights / rate
     share = f"{style.milliseconds(arithmetic)} for the linears even from the cache, where no byte is waited for"

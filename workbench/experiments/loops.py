@@ -1,0 +1,78 @@
+"""Which loop computes the matrix products of a step, by how the model was prepared: what a prediction has to know
+beside the counts.
+
+    steps      rows                               products                          starts operations
+    eager      few                                of codes: loops of C++            each
+               more                               torch's, of codes as numbers      each
+    compiled   one                                generated loops                   none
+    native     up to `rows_limit`                 loops of C++, of every format     none
+               more                               as eager
+
+The rate of generated loops is not measured, since compiling one takes longer than a prediction may: codes in compiled
+steps count at the rate of our loop with inputs as they are, which is faster. So that is the least they take.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from workbench.errors import unknown
+from workbench.models.native_steps import MAX_ROWS, MAX_ROWS_OF_CODES, multiplies
+from workbench.quantization import cpu_forms
+
+if TYPE_CHECKING:
+    from workbench.instruments.costs import StepCosts
+
+STEPS = ("eager", "compiled", "native")  # as `FastDecoder.steps` has it
+
+
+@dataclass(frozen=True)
+class Loops:
+    """How a model on a CPU takes its steps. dtype: that it was loaded in. bits: of the codes of its layers, and of its
+    head; None where they are of that type. inputs: as `prepare` takes it. chain: rows of a verification that is one
+    compiled call.
+
+    Raises WorkbenchError for an unknown kind of step.
+    """
+
+    steps: str
+    dtype: torch.dtype
+    bits: int | None = None
+    head_bits: int | None = None
+    inputs: str = "exact"
+    chain: int = 1
+
+    def __post_init__(self) -> None:
+        if self.steps not in STEPS:
+            raise unknown("kind of step", self.steps, STEPS)
+
+    def counted(self, costs: StepCosts) -> StepCosts:
+        """The step as it is taken: in one call or not, and by which loops."""
+        rows = costs.rows
+        if self.steps == "native" and (self.native_limit is None or rows <= self.native_limit):
+            return costs.in_one_call().in_loops(self._loop(self.bits), self._loop(self.head_bits))
+        if self.steps == "compiled" and rows <= self.chain:
+            costs = costs.in_one_call()
+            return costs.in_loops(self._codes(self.bits, "exact"), self._codes(self.head_bits, "exact"))
+        of_codes = cpu_forms.MAX_ROWS.get(self.dtype, cpu_forms.MAX_ROWS_16_BITS)
+        return costs.in_loops(self._codes(self.bits, self.inputs), self._codes(self.head_bits, self.inputs), of_codes)
+
+    @property
+    def native_limit(self) -> int | None:
+        """As `models.native_steps.rows_limit`."""
+        if self.dtype != torch.float32 and not multiplies(self.dtype):
+            return None
+        return MAX_ROWS if self.bits is None and self.head_bits is None else MAX_ROWS_OF_CODES
+
+    def _loop(self, bits: int | None) -> str:
+        return str(self.dtype).removeprefix("torch.") if bits is None else self._codes(bits, self.inputs)
+
+    @staticmethod
+    def _codes(bits: int | None, inputs: str) -> str:
+        """Codes of 5 to 8 bits are bytes, of fewer two a byte."""
+        if bits is None:
+            return ""
+        return f"{8 if bits > 4 else 4} bits" + ", q8" * (inputs == "q8")
