@@ -21,9 +21,10 @@ from workbench.instruments.records import now
 from workbench.instruments.timing import Stopped
 from workbench.kernels.cpu.codes import CodeProduct
 from workbench.kernels.cpu.step import TYPES, Matrix
+from workbench.models import native_steps
 from workbench.models.checkpoints import zoo_config
 from workbench.models.native_steps import NativeSteps, rows_limit
-from workbench.quantization import QuantizationRecipe, QuantizedLinear, quantize
+from workbench.quantization import QuantizationRecipe, QuantizedLinear, cpu_forms, quantize
 
 MISSING = why_no_loop("float32") or why_no_loop("8 bits")
 needs_compiler = pytest.mark.skipif(bool(MISSING), reason=f"the loops of C++: {MISSING}")
@@ -207,14 +208,17 @@ def test_each_way_of_a_step_has_its_loops():
     started = a_prompt(1).launches
     assert loops_in(Loops("eager", torch.float32), 1) == ({""}, started)
     assert loops_in(Loops("eager", torch.float32, 4, 8, "q8"), 1) == ({"4 bits, q8", "8 bits, q8"}, started)
-    assert loops_in(Loops("eager", torch.float32, 4, 8), 17) == ({""}, a_prompt(17).launches)
+    more = cpu_forms.MAX_ROWS + 1
+    assert loops_in(Loops("eager", torch.float32, 4, 8), more) == ({""}, a_prompt(more).launches)
     assert loops_in(Loops("eager", torch.bfloat16, 6), 17) == ({"8 bits", ""}, a_prompt(17).launches)
     assert loops_in(Loops("compiled", torch.float32), 1) == ({""}, 0)
     assert loops_in(Loops("compiled", torch.float32, 3), 1) == ({"4 bits", ""}, 0)
     assert loops_in(Loops("compiled", torch.float32), 2) == ({""}, a_prompt(2).launches)
     assert loops_in(Loops("compiled", torch.float32, chain=9), 9) == ({""}, 0)
     assert loops_in(Loops("native", torch.float32, 4), 64) == ({"4 bits", "float32"}, 0)
-    assert loops_in(Loops("native", torch.float32), 33) == ({""}, a_prompt(33).launches)
+    more = native_steps.MAX_ROWS + 1
+    assert loops_in(Loops("native", torch.float32), more) == ({""}, a_prompt(more).launches)
+    assert loops_in(Loops("native", torch.float32, 4, 4, "q8"), more) == ({"4 bits, q8"}, 0)
     with pytest.raises(WorkbenchError, match="unknown kind of step 'nativ'; did you mean 'native'"):
         Loops("nativ", torch.float32)
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from workbench.errors import unknown
-from workbench.models.native_steps import MAX_ROWS, MAX_ROWS_OF_CODES, multiplies
+from workbench.models.native_steps import limit_of
 from workbench.quantization import cpu_forms
 
 if TYPE_CHECKING:
@@ -57,15 +57,14 @@ class Loops:
         if self.steps == "compiled" and rows <= self.chain:
             costs = costs.in_one_call()
             return costs.in_loops(self._codes(self.bits, "exact"), self._codes(self.head_bits, "exact"))
-        of_codes = cpu_forms.MAX_ROWS.get(self.dtype, cpu_forms.MAX_ROWS_16_BITS)
+        of_codes = cpu_forms.max_rows(self.dtype, self.inputs)
         return costs.in_loops(self._codes(self.bits, self.inputs), self._codes(self.head_bits, self.inputs), of_codes)
 
     @property
     def native_limit(self) -> int | None:
-        """As `models.native_steps.rows_limit`."""
-        if self.dtype != torch.float32 and not multiplies(self.dtype):
-            return None
-        return MAX_ROWS if self.bits is None and self.head_bits is None else MAX_ROWS_OF_CODES
+        """Rows of a native step at most."""
+        in_codes = self.bits is not None or self.head_bits is not None
+        return limit_of(self.dtype, in_codes=in_codes, inputs=self.inputs)
 
     def _loop(self, bits: int | None) -> str:
         return str(self.dtype).removeprefix("torch.") if bits is None else self._codes(bits, self.inputs)

@@ -34,8 +34,8 @@ from workbench.instruments.passing import Passing, measure_keys, measure_weights
 from workbench.instruments.product_rates import KeptRates, Rates
 from workbench.instruments.records import now, quantile
 from workbench.instruments.timing import CheckStop, exclusive, measure
-from workbench.models.linear import Linear, linear_class
-from workbench.models.measured_linear import why_not_measured
+from workbench.models.linear import Linear
+from workbench.models.measured_linear import for_many_rows, maker_of, why_not_measured
 
 PACKAGES = ("torch", "triton", "transformers", "numpy")
 BUDGET_S = 0.6  # for each of the quantities that are measured
@@ -335,13 +335,13 @@ def _matmul_rates(dtype: torch.dtype, device: str, stop: CheckStop | None) -> li
     """FLOP/s of n × n products, with n as large as the time budget allows: large ones run fastest.
 
     As layers multiply, by rows of the second matrix: in 16 bits, on a processor without such products, torch is ten
-    times slower by its columns.
+    times slower by its columns, and layers go through a loop in C++.
     """
     largest = 8192 if device.startswith("cuda") else 2048
     n = 256
     while True:
         a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
-        product = functools.partial(torch.nn.functional.linear, a, b)
+        product = functools.partial(for_many_rows(dtype, device)(b), a)
         once = min(measure(product, repeats=2, warmup=1, device=device, check_stop=stop))
         if n >= largest or 8 * once > BUDGET_S / 2:  # doubling n takes eight times as long
             return [2 * n**3 / s for s in _timed(product, device, stop)]
@@ -373,7 +373,7 @@ def _matrices(dtype: torch.dtype, device: str, size: int) -> list[Linear]:
     one = math.prod(shape) * dtype.itemsize
     wanted = max(size, 2 * one) if device.startswith("cuda") else size
     count = max(1, min(wanted, room) // one)
-    hold = linear_class("auto", dtype, device)
+    hold = maker_of(shape, dtype, device, one * count)
     return [hold(torch.ones(shape, device=device, dtype=dtype)) for _ in range(count)]
 
 
@@ -464,7 +464,8 @@ def _read_cache(path: Path) -> Ceilings | None:
     return found if found.measured and (found.steady or 0 <= age_s < UNSTEADY_FOR_S) else None
 
 
-HOW = "products by F.linear"  # changed where ceilings are measured in another way: older ones are measured again
+# Changed where ceilings are measured in another way: older ones are measured again.
+HOW = "products and weights in the forms of prepare"
 
 
 def _linears() -> str:

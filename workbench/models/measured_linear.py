@@ -281,6 +281,13 @@ def maker_of(
     return MAKERS[make.form_for(matrix, dtype)] if isinstance(make, MeasuredLinear) else make
 
 
+def for_many_rows(dtype: torch.dtype, device: torch.device | str) -> Callable[..., Linear]:
+    """What multiplies many rows as the linears of linear="auto" do there: with those that are measured all forms are
+    about as fast, so the plain one stands for them."""
+    make, _ = maker_by_time(dtype, device, 0)
+    return make if make is Looped else Plain
+
+
 def kept_forms() -> str:
     """What this machine has measured so far for as many threads as there are now, in a few words."""
     table = TimesTable(cache_folder() / FILE, LINEARS)

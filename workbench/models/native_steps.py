@@ -194,14 +194,19 @@ class NativeSteps:
 
 
 def rows_limit(model: Decoder, inputs: str = "exact") -> int | None:
+    """`limit_of` for this model."""
+    return limit_of(model.dtype, in_codes=any(hasattr(one, "for_loop") for one in model.modules()), inputs=inputs)
+
+
+def limit_of(dtype: torch.dtype, *, in_codes: bool, inputs: str = "exact") -> int | None:
     """Rows up to which this is the faster way, None: always; by rule, from what was measured with two threads and AVX2.
-    native="auto" measures how many of them are faster on a machine (`measured_steps`).
+    native="auto" measures how many of them are faster on a machine (`measured_steps`). in_codes: some matrices.
 
     Numbers of 16 bits that the processor cannot multiply take torch four times as long as this loop, whatever the rows.
     """
-    if not torch_multiplies(model.dtype):
+    if not torch_multiplies(dtype):
         return None
-    if not any(hasattr(one, "for_loop") for one in model.modules()):
+    if not in_codes:
         return MAX_ROWS
     return MAX_ROWS_OF_Q8 if inputs == "q8" else MAX_ROWS_OF_CODES
 

@@ -46,17 +46,18 @@ class CodeKernel:
         self.weight_bytes = self._product.nbytes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if x.shape[0] > self.max_rows(x.dtype):
+        if x.shape[0] > max_rows(x.dtype, self.inputs):
             return self.others(x)
         if x.dtype == torch.float32:
             return self._product(x)
         return self._product(x.float()).to(x.dtype)
 
-    def max_rows(self, dtype: torch.dtype) -> int:
-        """Rows of this type up to which the loops are the faster way."""
-        if self.inputs == "q8":
-            return MAX_ROWS_OF_Q8
-        return MAX_ROWS if dtype == torch.float32 else MAX_ROWS_16_BITS
+
+def max_rows(dtype: torch.dtype, inputs: str = "exact") -> int:
+    """Rows of this type up to which the loops are the faster way."""
+    if inputs == "q8":
+        return MAX_ROWS_OF_Q8
+    return MAX_ROWS if dtype == torch.float32 else MAX_ROWS_16_BITS
 
 
 def code_product(stored: Grouped, inputs: str = "exact") -> CodeProduct:
