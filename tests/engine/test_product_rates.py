@@ -91,10 +91,10 @@ def test_macs_and_bytes_that_are_counted_are_those_of_the_matrices_of_a_native_s
         arrangement="fast",
         **size,
     )
-    found = by_loop(Loops("native", dtype, bits, None if bits is None else 8, inputs).counted(counted))
-    assert {loop: macs for loop, (macs, _) in found.items()} == {loop: macs for loop, (macs, _) in expected.items()}
+    in_all = by_loop(Loops("native", dtype, bits, None if bits is None else 8, inputs).counted(counted))
+    assert {loop: macs for loop, (macs, _) in in_all.items()} == {loop: macs for loop, (macs, _) in expected.items()}
     for loop, (_, read) in expected.items():
-        assert found[loop][1] == pytest.approx(read, rel=1e-12)
+        assert in_all[loop][1] == pytest.approx(read, rel=1e-12)
 
 
 @needs_compiler
@@ -137,8 +137,8 @@ def a_step(rows: int = 1) -> StepCosts:
 def test_a_product_in_a_loop_takes_the_longer_of_bytes_and_arithmetic(rate, limit, rows):
     rates = {"4 bits": Rates((1, 4), (rate, 2 * rate)), "float32": Rates((1, 4), (1e16, 1e16))}
     costs = a_step(rows).in_loops("4 bits", "float32")
-    found = predict(costs, ceilings(rates.__getitem__), "float32")
-    seconds = {name: (s, what) for name, s, what in found.operations}
+    prediction = predict(costs, ceilings(rates.__getitem__), "float32")
+    seconds = {name: (s, what) for name, s, what in prediction.operations}
     for o in costs.operations:
         if o.rows and o.part != "head":
             assert o.macs * 2 == o.flops and seconds[o.name][1] == limit
@@ -152,8 +152,8 @@ def test_memory_s_plain_speed_counts_where_torch_s_products_are_slower():
     """A loop fetches what comes next while it computes, and is not held to what torch makes of memory."""
     slow = {"float32": Passing((1,), (1.0,), ((5e8,),))}
     costs = a_step().in_loops("4 bits", "4 bits")
-    found = predict(costs, ceilings(lambda loop: Rates((1,), (1e16,)), weight_passing=slow), "float32")
-    for name, seconds, _ in found.operations:
+    prediction = predict(costs, ceilings(lambda loop: Rates((1,), (1e16,)), weight_passing=slow), "float32")
+    for name, seconds, _ in prediction.operations:
         o = costs.operation(name)
         assert not o.rows or seconds == pytest.approx(o.weight_bytes / 1e9)
 
@@ -161,8 +161,8 @@ def test_memory_s_plain_speed_counts_where_torch_s_products_are_slower():
 def test_where_no_rates_are_known_a_loop_is_counted_as_torch_s_product():
     costs = a_step(3)
     for products in (None, lambda loop: None):
-        found = predict(costs.in_loops("4 bits", "float32"), ceilings(products), "float32")
-        assert found == predict(costs, ceilings(), "float32")
+        prediction = predict(costs.in_loops("4 bits", "float32"), ceilings(products), "float32")
+        assert prediction == predict(costs, ceilings(), "float32")
 
 
 def test_no_rate_is_asked_for_that_no_product_needs():
@@ -231,10 +231,10 @@ def test_each_way_of_a_step_has_its_loops():
 def test_a_real_measurement_is_of_this_world(loop, monkeypatch):
     monkeypatch.setattr(product_rates, "LEAST", 2)
     monkeypatch.setattr(product_rates, "BUDGET_S", 0.0)
-    found = measure_rates(loop)
-    assert found.rows == ROWS and all(1e6 < rate < 1e14 for rate in found.macs_per_s)
-    assert all(p10 <= median <= p90 == rate for (p10, median, p90), rate in zip(found.spread, found.macs_per_s))
-    assert Rates.from_dict(json.loads(json.dumps(asdict(found)))) == found
+    rates = measure_rates(loop)
+    assert rates.rows == ROWS and all(1e6 < rate < 1e14 for rate in rates.macs_per_s)
+    assert all(p10 <= median <= p90 == rate for (p10, median, p90), rate in zip(rates.spread, rates.macs_per_s))
+    assert Rates.from_dict(json.loads(json.dumps(asdict(rates)))) == rates
 
 
 @needs_compiler

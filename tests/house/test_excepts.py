@@ -192,6 +192,7 @@ REASONS = {
         "workbench/grading/batch.py _kept: OSError, ValueError, KeyError, TypeError",
         "workbench/grading/gradescope.py _watch: OSError, ValueError, KeyError",
         "workbench/instruments/device.py _read_cache: OSError, ValueError, TypeError, AttributeError, KeyError",
+        "workbench/instruments/product_rates.py _read: OSError, ValueError, TypeError, AttributeError, KeyError",
     ),
     "what was to be ended, closed or deleted is gone already, or goes with its folder": (
         "workbench/serving/api/link.py EngineThread._ended_now: WorkbenchError",
@@ -279,6 +280,7 @@ REASONS = {
         "workbench/grading/server.py Server._forked: OSError",
         "workbench/grading/warm.py Warm.start: OSError",
         "workbench/instruments/device.py ceilings: WorkbenchError",
+        "workbench/instruments/product_rates.py KeptRates._kept: WorkbenchError",
         "workbench/native/build.py _compiled: WorkbenchError",  # compiled for this process alone
         "workbench/models/form_times.py Once._measure_alone: OSError",  # `put` says why
         "workbench/instruments/device.py cpu_name: OSError, StopIteration",

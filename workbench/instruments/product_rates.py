@@ -1,4 +1,4 @@
-"""How many products a second the loops in C++ compute (`kernels/cpu`) while their weights lie in the cache.
+"""The rate of a loop: how many products a second it computes in C++ (`kernels/cpu`) while its weights lie in the cache.
 
 Bytes are not all that a product takes. A weight of 8 or 4 bits is few bytes and much arithmetic: its code becomes a
 float32, is multiplied and scaled, or is multiplied as a whole number with an input that was rounded to 8 bits before.
@@ -97,7 +97,7 @@ def measure_rates(loop: str, stop: CheckStop | None = None) -> Rates:
     """Measured now, in a fraction of a second. `stop` is polled between runs and may end it by raising.
 
     One thread is measured too: where all together are slower than that, others hold them up, its rate counts in place
-    of theirs, and what was found is not steady. Raises WorkbenchError for an unknown loop, and where this machine has
+    of theirs, and the result is not steady. Raises WorkbenchError for an unknown loop, and where this machine has
     none.
     """
     if reason := why_no_loop(loop):
@@ -259,10 +259,10 @@ class KeptRates:
             kept = None if self.refresh else _read(path)
             if kept is not None:
                 return kept
-            found = measure_rates(loop, self.stop)
+            rates = measure_rates(loop, self.stop)
             with contextlib.suppress(WorkbenchError):  # where it cannot be kept it is measured again
-                write_text(path, json.dumps(asdict(found), indent=1) + "\n")
-            return found
+                write_text(path, json.dumps(asdict(rates), indent=1) + "\n")
+            return rates
 
     def file_of(self, loop: str) -> Path:
         from workbench.kernels.cpu import codes, step
@@ -275,8 +275,8 @@ class KeptRates:
 
 def _read(path: Path) -> Rates | None:
     try:
-        found = Rates.from_dict(json.loads(path.read_text(encoding="utf-8")))
-        age_s = (datetime.now(UTC) - datetime.fromisoformat(found.date)).total_seconds()
+        rates = Rates.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        age_s = (datetime.now(UTC) - datetime.fromisoformat(rates.date)).total_seconds()
     except (OSError, ValueError, TypeError, AttributeError, KeyError):  # WorkbenchError is a ValueError
         return None
-    return found if found.rows == ROWS and (found.steady or 0 <= age_s < UNSTEADY_FOR_S) else None
+    return rates if rates.rows == ROWS and (rates.steady or 0 <= age_s < UNSTEADY_FOR_S) else None
