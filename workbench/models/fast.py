@@ -251,9 +251,9 @@ class FastDecoder:
     def __call__(self, batch: Batch, kv: Attends) -> torch.Tensor:
         """[M, V] logits, one row for each of `batch.logit_rows` (or for all N tokens)."""
         if self._native is not None:
-            logits = self._native.rows(batch, kv, self._tables_for)
-            if logits is not None:
-                return logits
+            made = self._native.rows(batch, kv, self._tables_for)
+            if made is not None:
+                return made.logits
         if self._steps is not None and batch.num_tokens == 1:
             if batch.parents is None and self._steps.may_call(kv):
                 stepped = self.step(int(batch.token_ids), batch.first_positions[0], batch.sequences[0], kv)
@@ -290,6 +290,22 @@ class FastDecoder:
             mixed = layer.attend(index, x, turns, batch, kv)
             x = layer.after(x, mixed.reshape(batch.num_tokens, -1))
         return self._norm(x)
+
+    def hidden_and_logits(self, batch: Batch, kv: Attends) -> tuple[torch.Tensor, torch.Tensor]:
+        """`hidden` of all rows, and `logits_of` those that want them: ([N, d], [M, V]); natively in one call, and both
+        in float32 then."""
+        if self._native is not None:
+            made = self._native.rows(batch, kv, self._tables_for, states=True)
+            if made is not None:
+                assert made.states is not None, "they were asked for"
+                return made.states, made.logits
+        hidden = self.hidden(batch, kv)
+        return hidden, self.logits_of(hidden if batch.logit_rows is None else hidden[batch.logit_rows])
+
+    @property
+    def native(self) -> NativeSteps | None:
+        """Its steps as one function in C++, where it has them."""
+        return self._native
 
     def step(
         self, token: int, position: int, sequence: Hashable, kv: Attends
@@ -365,7 +381,7 @@ class FastDecoder:
     def _as_native(self, model: Decoder, inputs: str, say: Callable[[str], None]) -> tuple[str, NativeSteps | None]:
         try:
             reason, made = why_not_native(model), None
-            made = None if reason else NativeSteps(model, inputs)
+            made = None if reason else NativeSteps.of(model, inputs)
         except WorkbenchError as error:
             reason = str(error)
         if reason:
