@@ -10,7 +10,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, unknown
 from workbench.experiments.cached_steps import said_of_steps
 from workbench.experiments.contract import Experiment, Setting
 from workbench.experiments.greedy import ROUNDING, check_greedy
@@ -32,7 +32,7 @@ from workbench.labs.lab07_better_drafts.draft_speed import kinds_of
 from workbench.models import prepare
 from workbench.models.checkpoints import save_checkpoint
 from workbench.quantization import QuantizationRecipe, quantize
-from workbench.speculation import ModelDraft, draft_for
+from workbench.speculation import Draft, ModelDraft, draft_for
 
 if TYPE_CHECKING:
     from workbench.instruments.bench import Bench
@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from workbench.models.fast import Model
 
 Tokens = list[int]
-MODEL_K, LOOKUP_K = 4, 8
+MODEL_K, LOOKUP_K, HEADS_K = 4, 8, 4
+OUR_DRAFTS = ("model", "prompt_lookup", "eagle", "medusa")
 AS_TRAINED = "as trained"
 
 
@@ -63,7 +64,9 @@ def run_draft_peers(
     model,
     draft,
     draft_weights: str,
+    drafts: str,
     arrangement: str,
+    peers: str,
     texts: str,
     prompts: int,
     new_tokens: int,
@@ -73,14 +76,14 @@ def run_draft_peers(
     what our models' steps were stands in `check`."""
     if bench.device != "cpu":
         raise WorkbenchError('drafts.peers compares engines on a CPU; run it with device "cpu"')
-    kinds = kinds_of(texts)
+    kinds, names = kinds_of(texts), _our_drafts(drafts)
     plain_decoder = bench.model(model)
     settings = plain({"model": model, "draft": draft}) | {"draft_weights": draft_weights}
     settings |= {"arrangement": arrangement, "new_tokens": new_tokens}
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
         contenders = [
-            *_ours(bench, model, draft, draft_weights, arrangement),
-            *_transformers(bench, model, draft, Path(folder)),
+            *_ours(bench, names, model, draft, draft_weights, arrangement),
+            *(_transformers(bench, model, draft, Path(folder)) if peers == "all" else ()),
         ]
         for kind in kinds:
             yield from _of_kind(bench, plain_decoder, contenders, kind, prompts, repeats, settings)
@@ -126,13 +129,18 @@ def _ratio(slow: list[float], fast: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(slow, fast))
 
 
-def _ours(bench: Bench, model, draft, draft_weights: str, arrangement: str) -> Iterator[Contender]:
+def _our_drafts(drafts: str) -> list[str]:
+    names = list(OUR_DRAFTS) if drafts == "all" else [name.strip() for name in drafts.split(",")]
+    for name in names:
+        if name not in OUR_DRAFTS:
+            raise unknown("draft", name, [*OUR_DRAFTS, "all"])
+    return names
+
+
+def _ours(
+    bench: Bench, names: Sequence[str], model, draft, draft_weights: str, arrangement: str
+) -> Iterator[Contender]:
     target = bench.model(model, arrangement=arrangement)
-    if draft_weights == AS_TRAINED:
-        small = bench.model(draft, arrangement=arrangement)
-    else:
-        in_8_bits = quantize(bench.model(draft), QuantizationRecipe("rtn", 8, 32, {"symmetric": True}, head_bits=8))
-        small = prepare(in_8_bits, **steps_of(arrangement), inputs="q8" if arrangement != "compiled" else "exact")
     steps = partial(said_of_steps, target)
 
     def contender(**speculation: Any) -> Callable[[Tokens, int], Tokens]:
@@ -143,12 +151,25 @@ def _ours(bench: Bench, model, draft, draft_weights: str, arrangement: str) -> I
         return run
 
     yield Contender("ours, plain", "ours, plain", contender(), said=steps)
-    drafts = (
-        (f"ours, {small.name}, K = {MODEL_K}", ModelDraft(small), MODEL_K),
-        (f"ours, prompt lookup, K = {LOOKUP_K}", draft_for("prompt_lookup", target), LOOKUP_K),
-    )
-    for name, made, length in drafts:
-        yield Contender(name, "ours, plain", contender(draft=made, draft_length=length), said=steps)
+    for name in names:
+        if name == "model":
+            made: Draft = ModelDraft(_small(bench, draft, draft_weights, arrangement))
+        else:
+            made = draft_for(name, target)
+        said, length = {
+            "model": (f"{made.name}, K = {MODEL_K}", MODEL_K),
+            "prompt_lookup": (f"prompt lookup, K = {LOOKUP_K}", LOOKUP_K),
+            "eagle": (f"EAGLE, K = {HEADS_K}", HEADS_K),
+            "medusa": (f"Medusa, a tree {HEADS_K} deep", HEADS_K),
+        }[name]
+        yield Contender(f"ours, {said}", "ours, plain", contender(draft=made, draft_length=length), said=steps)
+
+
+def _small(bench: Bench, draft, draft_weights: str, arrangement: str) -> Model:
+    if draft_weights == AS_TRAINED:
+        return bench.model(draft, arrangement=arrangement)
+    in_8_bits = quantize(bench.model(draft), QuantizationRecipe("rtn", 8, 32, {"symmetric": True}, head_bits=8))
+    return prepare(in_8_bits, **steps_of(arrangement), inputs="q8" if arrangement != "compiled" else "exact")
 
 
 def _transformers(bench: Bench, model, draft, folder: Path) -> Iterator[Contender]:
@@ -203,6 +224,14 @@ EXPERIMENT = Experiment(
             help="of our draft model: rounded (and the inputs of its products, unless it is compiled) it reads a "
             "quarter of the bytes. What is generated stays the target's",
         ),
+        Setting(
+            "drafts",
+            "model,prompt_lookup",
+            "text",
+            help=f"of ours: {', '.join(OUR_DRAFTS)}; several with commas between, or all. Heads are trained for one "
+            "target, and ship for stdlib-10m",
+        ),
+        Setting("peers", "all", "choice", choices=("all", "ours"), help="who runs: transformers too, or ours alone"),
         Setting(
             "arrangement",
             "fast",
