@@ -14,10 +14,12 @@ recorded step starts them all at once (workbench.models.graphs).
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import sys
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -299,8 +301,7 @@ class FastDecoder:
             if made is not None:
                 assert made.states is not None, "they were asked for"
                 return made.states, made.logits
-        hidden = self.hidden(batch, kv)
-        return hidden, self.logits_of(hidden if batch.logit_rows is None else hidden[batch.logit_rows])
+        return _hidden_then_logits(self, batch, kv)
 
     @property
     def native(self) -> NativeSteps | None:
@@ -467,3 +468,14 @@ class FastDecoder:
 
 
 Model = Decoder | FastDecoder  # as it was loaded, or arranged for inference
+
+
+def hidden_and_logits(model: Any, batch: Batch, kv: Attends) -> tuple[torch.Tensor, torch.Tensor]:
+    """`FastDecoder.hidden_and_logits` of any decoder, or of what stands for one."""
+    both = model.hidden_and_logits if isinstance(model, FastDecoder) else functools.partial(_hidden_then_logits, model)
+    return both(batch, kv)
+
+
+def _hidden_then_logits(model: Any, batch: Batch, kv: Attends) -> tuple[torch.Tensor, torch.Tensor]:
+    hidden = model.hidden(batch, kv)
+    return hidden, model.logits_of(hidden if batch.logit_rows is None else hidden[batch.logit_rows])

@@ -13,7 +13,7 @@ its bytes take, and little more.
 
 It reads keys and values where they lie, in slots or blocks, of every kv that says where (`step_storage`,
 `place_batch`). What it does not take runs as it did: larger batches (`rows_limit`), other kvs (`NativeSteps.reason`
-says why). A tree stays in one piece: which of its rows a row sees is said row by row.
+says why). A tree stays in one piece, and each of its rows comes with the one that it follows.
 
 Between the matrices numbers stay float32, where a model in 16 bits run by torch rounds after each operation: logits
 differ from torch's by such roundings, and are closer to those of the same weights in float32.

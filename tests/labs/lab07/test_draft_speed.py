@@ -125,10 +125,10 @@ def test_peers_write_the_same_texts():
 @pytest.mark.parametrize("arrangement", ["fast", "native"])
 def test_heads_are_among_the_drafts_that_peers_may_have(arrangement):
     given = {"texts": "copying", "prompts": 1, "new_tokens": 8, "repeats": 1, "peers": "ours"}
-    found = run_experiment("drafts.peers", given | {"drafts": "eagle,medusa", "arrangement": arrangement})
+    measured = run_experiment("drafts.peers", given | {"drafts": "eagle,medusa", "arrangement": arrangement})
     names = ["ours, plain", "ours, EAGLE, K = 4", "ours, Medusa, a tree 4 deep"]
-    assert [m.settings["engine"] for m in found] == names
-    for one in found:
+    assert [m.settings["engine"] for m in measured] == names
+    for one in measured:
         assert "8 of 8 tokens are the oracle's best" in one.check
         assert one.counts["times_as_fast_as_its_plain_decoding"] > 0
     with pytest.raises(WorkbenchError, match="unknown draft 'eagel'; did you mean 'eagle'"):

@@ -136,10 +136,10 @@ class EagleDraft(Draft):
                 self._kv.truncate(ask.sequence, start)
             lists.append(ask.token_ids[first + 1 :])
             starts.append(start)
-        found = self._forward(asks, lists, starts, None, torch.cat([ask.hidden for ask in asks]), rows)
-        for ask, guess in zip(asks, _last_of_each(found, [len(one) for one in lists], rows)):
-            self._guesses[ask.sequence] = {(): guess[-1]}
-        return found.logits
+        guesses = self._forward(asks, lists, starts, None, torch.cat([ask.hidden for ask in asks]), rows)
+        for ask, last in zip(asks, _last_of_each(guesses, [len(one) for one in lists], rows)):
+            self._guesses[ask.sequence] = {(): last[-1]}
+        return guesses.logits
 
     def _read_drafted(self, asks: Sequence[Ask], paths: Paths) -> None:
         """Run the head on the end of each path without a prediction. A chain continues from its cache; a tree is sent
@@ -166,9 +166,9 @@ class EagleDraft(Draft):
             return
         before = [self._guesses[ask.sequence][path[:-1]] for ask, sent in zip(who, nodes) for path in sent]
         hidden_states = torch.stack([guess.hidden_state for guess in before])
-        found = self._forward(who, lists, starts, trees, hidden_states, ends)
-        for ask, sent, guesses in zip(who, nodes, _last_of_each(found, [len(one) for one in lists], ends)):
-            self._guesses[ask.sequence].update(zip(sent[-len(guesses) :], guesses))
+        guesses = self._forward(who, lists, starts, trees, hidden_states, ends)
+        for ask, sent, last in zip(who, nodes, _last_of_each(guesses, [len(one) for one in lists], ends)):
+            self._guesses[ask.sequence].update(zip(sent[-len(last) :], last))
 
     def _forward(
         self,
@@ -249,11 +249,13 @@ class EagleDraft(Draft):
         return distributions
 
 
-def _last_of_each(found: Guesses, sizes: Sequence[int], rows: Sequence[int]) -> Iterator[list[Guess]]:
+def _last_of_each(guesses: Guesses, sizes: Sequence[int], rows: Sequence[int]) -> Iterator[list[Guess]]:
     """Of each sequence, with so many rows in a batch, its guesses with logits: so many of the last ones."""
-    said = [None] * len(found.logits) if found.said is None else found.said.tolist()
+    said = [None] * len(guesses.logits) if guesses.said is None else guesses.said.tolist()
     at = end = 0
     for size, count in zip(sizes, rows):
         end += size
-        yield [Guess(found.hidden_states[end - count + n], found.logits[at + n], said[at + n]) for n in range(count)]
+        yield [
+            Guess(guesses.hidden_states[end - count + n], guesses.logits[at + n], said[at + n]) for n in range(count)
+        ]
         at += count
