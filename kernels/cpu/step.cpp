@@ -55,6 +55,7 @@ struct Model {
   const Layer* layer;
   Norm last;
   Matrix head;
+  Matrix of_given;  // of the hidden states that come with the rows, added to the embeddings; kind −1: none come
 };
 
 struct Stored {  // keys, or values; the strides in numbers
@@ -75,6 +76,11 @@ struct Tokens {
   const float* turns[2];            // [positions, 2, D] cos and signed sin
   int64_t wanted;
   const int64_t* wanted_rows;  // [wanted] that get logits
+  // Of trees (null where all sequences are texts): [rows] which row of its sequence each follows, −1 for none, and
+  // [sequences] how many of the first rows are a text.
+  const int64_t *parents, *trunks;
+  const float* given;  // [rows, d] hidden states, for a model that takes them
+  float* states;       // [rows, d] gets what the rows are after the last norm; may be null
 };
 
 }  // extern "C"
@@ -100,6 +106,7 @@ struct Shared {
 // What a thread has for itself, kept from call to call.
 struct Own {
   std::vector<float> x, divided, scales, up, scores, query;
+  std::vector<int64_t> branch;  // where the keys lie that a row of a tree sees beyond the text before it
   Rows inputs;
   CodedRows coded_inputs;
 };
@@ -364,6 +371,9 @@ struct Thread {
       }
     });
     wait();
+    if (m.of_given.kind < 0) return;
+    multiply(m.of_given, tokens.given, tokens.rows, shared.x.data(), d, &m.layer->q, true);
+    wait();
   }
 
   const float* normed_rows(const Norm& norm, const int64_t* which = nullptr, int64_t count = -1) {
@@ -407,38 +417,44 @@ struct Thread {
     wait();
   }
 
-  // The new tokens of a sequence, over a share of the keys of one head. The last share has the new keys.
+  // The new tokens of a sequence, over a share of the keys of one head. The last share has the new keys. They lie in the
+  // order of the rows, and in a tree stand where their branch has come to.
   template <Type TYPE>
   void attend_head(const Layer& layer, int64_t sequence, int64_t head, int64_t split) {
     const int64_t first_row = tokens.starts[sequence], past = tokens.positions[first_row];
     const int64_t begin = past * split / shared.splits;
     const bool is_last = split == shared.splits - 1;
+    const int64_t trunk = tokens.trunks ? tokens.trunks[sequence] : tokens.rows;
     for (int64_t row = first_row; row < tokens.starts[sequence + 1]; row++) {
       const int64_t position = tokens.positions[row];
       if (is_last && layer.owns_keys) {
         float* k = shared.k.data() + (row * m.kv_heads + head) * m.size;
         const float* v = shared.v.data() + (row * m.kv_heads + head) * m.size;
         ready(layer, layer.of_k, row, k);
-        char* keys = stored(cache.keys, layer.place, sequence, head, position);
-        char* values = stored(cache.values, layer.place, sequence, head, position);
+        char* keys = stored(cache.keys, layer.place, sequence, head, past + row - first_row);
+        char* values = stored(cache.values, layer.place, sequence, head, past + row - first_row);
         for (int64_t i = 0; i < m.size; i++) {
           put<TYPE>(k[i], keys + i * BYTES_OF_TYPE[TYPE]);
           put<TYPE>(v[i], values + i * BYTES_OF_TYPE[TYPE]);
         }
       }
-      const int64_t end = is_last ? position + 1 : past * (split + 1) / shared.splits;
       const int64_t seen_from = layer.window ? std::max<int64_t>(0, position + 1 - layer.window) : 0;
       const int64_t sinks = layer.window ? std::min(m.sinks, seen_from) : 0;
+      int64_t last = row - first_row;  // of the rows that are a text
+      own.branch.clear();
+      for (int64_t at = position; last >= trunk; at--, last = tokens.parents[first_row + last])
+        if (is_last && (at >= seen_from || at < sinks)) own.branch.push_back(past + last);
+      const int64_t end = is_last ? past + last + 1 : past * (split + 1) / shared.splits;
       attend_row<TYPE>(layer, sequence, head, split, row, begin, std::min(end, sinks), std::max(begin, seen_from), end);
     }
   }
 
-  // One query of each head of the group, over keys from a to b and from c to d − 1.
+  // One query of each head of the group, over keys from a to b − 1, from c to d − 1, and of its branch.
   template <Type TYPE>
   void attend_row(const Layer& layer, int64_t sequence, int64_t head, int64_t split, int64_t row, int64_t a, int64_t b,
                   int64_t c, int64_t d) {
     const int64_t group = m.heads / m.kv_heads, size = m.size;
-    const int64_t count = std::max<int64_t>(0, b - a) + std::max<int64_t>(0, d - c);
+    const int64_t count = std::max<int64_t>(0, b - a) + std::max<int64_t>(0, d - c) + int64_t(own.branch.size());
     float* query = sized(own.query, group * size);
     const float* from = shared.q.data() + (row * m.heads + head * group) * size;
     for (int64_t i = 0; i < group; i++) {
@@ -478,7 +494,7 @@ struct Thread {
     });
   }
 
-  // What of two ranges lies side by side: function(position, tokens, how many came before).
+  // What of two ranges and the branch lies side by side: function(position, tokens, how many came before).
   template <typename Function>
   void runs(int64_t a, int64_t b, int64_t c, int64_t d, Function function) const {
     int64_t done = 0;
@@ -489,6 +505,7 @@ struct Thread {
         at += n;
         done += n;
       }
+    for (const int64_t at : own.branch) function(at, 1, done++);
   }
 
   void mix_heads(const Layer& layer) {
@@ -550,6 +567,9 @@ struct Thread {
   }
 
   void choose(double* said) {
+    if (tokens.states)
+      for (int64_t row = share_of(tokens.rows, thread); row < share_of(tokens.rows, thread + 1); row++)
+        normed(m.last, shared.x.data() + row * m.width, m.width, tokens.states + row * m.width);
     const float* x = normed_rows(m.last, tokens.wanted_rows, tokens.wanted);
     multiply(m.head, x, tokens.wanted, logits, m.vocabulary, nullptr);
     const int64_t first = first_of(m.vocabulary, thread), end = first_of(m.vocabulary, thread + 1);

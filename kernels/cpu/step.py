@@ -1,11 +1,14 @@
 """A decode step of a few rows on a CPU as one function in C++ (`step.cpp`): what goes in, and where it lies.
 
     ModelParts   a model's matrices and norms, in any mix of float32, bfloat16, float16 and codes of 8 or 4 bits
-    run          tokens of one or several sequences -> logits, and of each row the token that it says
+    Rows         tokens of one or several sequences, texts or trees
+    run          these -> logits, of each row the token that it says, and hidden states where they are wanted
 
 Numbers are float32 between the matrices, whatever type these have; keys and values are rounded to the cache's type when
 they are stored. Each row attends over what its sequence has cached and the tokens of the batch before it, so a row of
-every sequence, a prompt's chunk and a chain of drafted tokens are the same thing.
+every sequence, a prompt's chunk and a chain of drafted tokens are the same thing. In a tree (`Batch.parents`) a row
+sees of these its own branch. A draft head (EAGLE) is such a model too, of one layer, that is given hidden states with
+its tokens.
 
 The loop is handed addresses: whoever calls it has seen that shapes fit, tokens and positions exist, and there is room.
 """
@@ -17,7 +20,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -29,6 +32,7 @@ TYPES = (torch.float32, torch.bfloat16, torch.float16)  # of numbers, as the loo
 LANES = 8  # a head's size is a multiple of this
 RMS_NORM, LAYER_NORM = 1, 2
 CODES, CODES_Q8 = 3, 4  # kinds of matrices behind TYPES
+NO_MATRIX = -1
 Pointer, Whole, Real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
@@ -79,7 +83,7 @@ class ModelArguments(ctypes.Structure):
         *_fields(Whole, "type"),
         *_fields(Pointer, "embedding", "positions", "layer"),
         ("last", NormArguments),
-        ("head", MatrixArguments),
+        *_fields(MatrixArguments, "head", "of_given"),
     ]
 
 
@@ -103,7 +107,7 @@ class TokenArguments(ctypes.Structure):
         *_fields(Pointer, "ids", "positions", "starts", "tables"),
         ("turns", Pointer * 2),
         *_fields(Whole, "wanted"),
-        *_fields(Pointer, "wanted_rows"),
+        *_fields(Pointer, "wanted_rows", "parents", "trunks", "given", "states"),
     ]
 
 
@@ -197,6 +201,7 @@ class ModelParts:
     """What a step is made of. embedding [V, d] and position_embedding [positions, d], of one of TYPES.
 
     size: of a head. hidden: units of the feed-forward. sinks: tokens that every windowed one sees as well.
+    of_given: [d, d], for a model whose rows come with hidden states, which it multiplies and adds to the embeddings.
     """
 
     heads: int
@@ -213,6 +218,7 @@ class ModelParts:
     layers: list[LayerParts]
     norm: Norm
     head: Matrix
+    of_given: Matrix | None = None
 
     def __post_init__(self) -> None:
         assert self.size % LANES == 0 and self.embedding.is_contiguous()
@@ -239,13 +245,14 @@ class ModelParts:
             ctypes.addressof(self._layers),
             self.norm.arguments,
             self.head.arguments,
+            MatrixArguments(NO_MATRIX) if self.of_given is None else self.of_given.arguments,
         )
 
     @property
     def nbytes(self) -> int:
         """Of the matrices, which every step reads once."""
-        every = [matrix for layer in self.layers for matrix in layer.matrices.values()]
-        return sum(matrix.nbytes for matrix in [*every, self.head])
+        every = [matrix for layer in self.layers for matrix in layer.matrices.values()] + [self.head]
+        return sum(matrix.nbytes for matrix in every + ([] if self.of_given is None else [self.of_given]))
 
 
 def _floats(tensor: torch.Tensor | None) -> torch.Tensor | None:
@@ -259,50 +266,77 @@ def _address(tensor: torch.Tensor | None) -> int | None:
 # -- a step ----------------------------------------------------------------------------------------------------------
 
 
-def run(
-    model: ModelParts,
-    where: Any,
-    token_ids: Sequence[int],
-    positions: Sequence[int],
-    starts: Sequence[int],
-    tables: Sequence[Sequence[int]],
-    turns: Sequence[torch.Tensor],
-    wanted: Sequence[int],
-    threads: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(logits [wanted, V] float32; said [wanted, 3] float64: the token of the highest logit, the log of its
-    probability, its logit, NaN where the row is no distribution). The cache has the new keys and values then.
+class Rows(NamedTuple):
+    """What a step is given. Of each sequence the rows lie side by side, in their order."""
 
-    where: a `workbench.models.placed.Keys`, of one of TYPES. token_ids, positions [N]; of each sequence side by side,
-    in their order. starts [sequences + 1]. tables: of each sequence the blocks of all its tokens, new ones included.
-    turns: tables [positions, 2, D] float32 of cos and signed sin. wanted: rows that get logits.
+    token_ids: Sequence[int]  # [N]
+    positions: Sequence[int]  # [N]
+    starts: Sequence[int]  # [sequences + 1] the first row of each
+    tables: Sequence[Sequence[int]]  # of each sequence the blocks of all its tokens, new ones included
+    wanted: Sequence[int]  # rows that get logits
+    trees: tuple[Sequence[int], Sequence[int]] | None = None
+    """None where all sequences are texts; else for each row the row of its sequence that it follows, −1 for none, [N],
+    and of each sequence how many of its first rows are a text."""
+    given: torch.Tensor | None = None  # [N, d] float32 hidden states, for a model that takes them
+
+
+class Made(NamedTuple):
+    """What a step gives."""
+
+    logits: torch.Tensor  # [wanted, V] float32
+    said: torch.Tensor
+    """[wanted, 3] float64: the token of the highest logit, the natural log of its probability, and its logit, which is
+    NaN where the row is no distribution."""
+    states: torch.Tensor | None  # [N, d] float32 hidden states after the last norm, where they were asked for
+
+
+def run(
+    model: ModelParts, where: Any, rows: Rows, turns: Sequence[torch.Tensor], threads: int, states: bool = False
+) -> Made:
+    """Logits of the rows that want them, and with `states` hidden states of all. The cache has the new keys and values
+    then.
+
+    where: a `workbench.models.placed.Keys`, of one of TYPES. turns: tables [positions, 2, D] float32 of cos and signed
+    sin.
     """
-    rows, sequences, width = len(token_ids), len(tables), max(map(len, tables))
-    whole = [*token_ids, *positions, *starts, *wanted]
+    token_ids, positions, starts, tables, wanted, trees, given = rows
+    count, sequences, width = len(token_ids), len(tables), max(map(len, tables))
+    parents, trunks = trees or ((), ())
+    whole = [*token_ids, *positions, *starts, *wanted, *parents, *trunks]
     numbers = (Whole * len(whole))(*whole)
     at, size = ctypes.addressof(numbers), ctypes.sizeof(Whole)
     padded = [block for table in tables for block in (*table, *[0] * (width - len(table)))]
     blocks = (ctypes.c_int32 * len(padded))(*padded)
     logits = torch.empty(len(wanted), len(model.embedding))
     said = torch.empty(len(wanted), 3, dtype=torch.float64)
+    hidden = torch.empty(count, model.embedding.shape[1]) if states else None
+    assert (given is None) == (model.of_given is None)
+    if given is not None:
+        assert given.shape == (count, model.embedding.shape[1]) and given.dtype == torch.float32
+        given = given.contiguous()
     cache = CacheArguments(
         StoredArguments(where.keys.data_ptr(), *where.key_strides),
         StoredArguments(where.values.data_ptr(), *where.value_strides),
         TYPES.index(where.keys.dtype),
         where.block_size,
     )
+    behind = at + size * (2 * count + sequences + 1 + len(wanted))  # the parents
     tokens = TokenArguments(
-        rows,
+        count,
         sequences,
         width,
         at,
-        at + size * rows,
-        at + size * 2 * rows,
+        at + size * count,
+        at + size * 2 * count,
         ctypes.addressof(blocks),
         (Pointer * 2)(*(table.data_ptr() for table in turns)),
         len(wanted),
-        at + size * (2 * rows + sequences + 1),
+        at + size * (2 * count + sequences + 1),
+        behind if trees else None,
+        behind + size * count if trees else None,
+        _address(given),
+        _address(hidden),
     )
     arguments = (ctypes.byref(one) for one in (model.arguments, cache, tokens))
     _functions().step(*arguments, threads, logits.data_ptr(), said.data_ptr())
-    return logits, said
+    return Made(logits, said, hidden)

@@ -345,12 +345,11 @@ def _noted(seen, rows, given):
 
 @needs_compiler
 @torch.inference_mode()
-def test_larger_batches_trees_and_other_caches_run_as_they_did():
+def test_larger_batches_and_other_caches_run_as_they_did():
     model = random_decoder(tiny_config(vocab_size=64))
     fast = native(model)
     cases = {
         f"up to {MAX_ROWS}": (Batch.of([text(MAX_ROWS + 1)], logits="all"), Contiguous(model.config)),
-        "tree": (Batch.of([[5, 6, 7]], parents=[[-1, 0, 0]], logits="all"), Contiguous(model.config)),
         "Recompute": (Batch.of([text(5)], logits="all"), Recompute(model.config)),
         "another form": (Batch.of([text(5)], logits="all"), Paged(model.config, format="int8")),
         "float64": (Batch.of([text(5)], logits="all"), Contiguous(model.config, dtype=torch.float64)),

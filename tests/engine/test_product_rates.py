@@ -64,7 +64,7 @@ def test_macs_and_bytes_that_are_counted_are_those_of_the_matrices_of_a_native_s
     config, inputs = SHAPES[shape], "exact" if bits is None else inputs
     decoder = random_decoder(config).to(dtype)
     model = decoder if bits is None else in_bits(decoder, bits)
-    parts = NativeSteps(model, inputs).parts
+    parts = NativeSteps.of(model, inputs).parts
     matrices = [(one, rows) for layer in parts.layers for one in layer.matrices.values()] + [(parts.head, 1)]
     expected: dict[str, tuple[int, float]] = {}
     for one, times in matrices:

@@ -22,7 +22,7 @@ from workbench.decoding.log_probs import PromptBatch, log_probs_of, with_prompt_
 from workbench.decoding.sequence import LogProb, NewToken, Sequence
 from workbench.kv.contract import KV
 from workbench.models.batch import Batch
-from workbench.models.fast import Model
+from workbench.models.fast import Model, hidden_and_logits
 from workbench.models.graphs import GraphedSteps
 
 
@@ -131,8 +131,7 @@ class Step:
     def forward_with_hidden(self, batch: Batch) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """The logits, and the hidden states [n, d] after the last norm of each sequence's and chunk's tokens."""
         with torch.inference_mode():
-            hidden = self.model.hidden(batch, self.kv)
-            logits = self.model.logits_of(hidden if batch.logit_rows is None else hidden[batch.logit_rows])
+            hidden, logits = hidden_and_logits(self.model, batch, self.kv)
         return self._counted(batch, logits), list(hidden.split([b - a for a, b in pairwise(batch.query_starts)]))
 
     def emit(self, sequence: Sequence, token: int, logits: torch.Tensor, kind: str = "plain") -> tuple[NewToken, ...]:

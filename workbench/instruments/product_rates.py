@@ -183,7 +183,7 @@ def code_matrix(out: int, bits: int, precision: str) -> CodeProduct:
 
 
 def _numbers_pair(dtype: torch.dtype) -> Pair:
-    from workbench.kernels.cpu.step import run
+    from workbench.kernels.cpu.step import Rows, run
     from workbench.models.placed import slots_of
 
     models = [_parts(dtype, hidden) for hidden in (WIDE, NARROW)]
@@ -191,10 +191,10 @@ def _numbers_pair(dtype: torch.dtype) -> Pair:
     where, turns = slots_of(kept, kept.clone()), [torch.zeros(max(ROWS), 2, HEAD_DIM)] * 2
 
     def pair(rows: int, threads: int) -> tuple[Run, Run, int]:
-        tokens, positions, wanted = [0] * rows, list(range(rows)), [rows - 1]
+        batch = Rows([0] * rows, list(range(rows)), [0, rows], [[0]], [rows - 1])
 
         def step(model: ModelParts) -> Run:
-            return lambda: run(model, where, tokens, positions, [0, rows], [[0]], turns, wanted, threads)
+            return lambda: run(model, where, batch, turns, threads)
 
         large, small = map(step, models)
         return large, small, LAYERS * rows * 3 * WIDTH * (WIDE - NARROW)

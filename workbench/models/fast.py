@@ -14,10 +14,12 @@ recorded step starts them all at once (workbench.models.graphs).
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import sys
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -266,9 +268,9 @@ class FastDecoder:
     def __call__(self, batch: Batch, kv: Attends) -> torch.Tensor:
         """[M, V] logits, one row for each of `batch.logit_rows` (or for all N tokens)."""
         if self._native is not None:
-            logits = self._native.rows(batch, kv, self._tables_for)
-            if logits is not None:
-                return logits
+            made = self._native.rows(batch, kv, self._tables_for)
+            if made is not None:
+                return made.logits
         if self._steps is not None and batch.num_tokens == 1:
             if batch.parents is None and self._steps.may_call(kv):
                 stepped = self.step(int(batch.token_ids), batch.first_positions[0], batch.sequences[0], kv)
@@ -305,6 +307,21 @@ class FastDecoder:
             mixed = layer.attend(index, x, turns, batch, kv)
             x = layer.after(x, mixed.reshape(batch.num_tokens, -1))
         return self._norm(x)
+
+    def hidden_and_logits(self, batch: Batch, kv: Attends) -> tuple[torch.Tensor, torch.Tensor]:
+        """`hidden` of all rows, and `logits_of` those that want them: ([N, d], [M, V]); natively in one call, and both
+        in float32 then."""
+        if self._native is not None:
+            made = self._native.rows(batch, kv, self._tables_for, states=True)
+            if made is not None:
+                assert made.states is not None, "they were asked for"
+                return made.states, made.logits
+        return _hidden_then_logits(self, batch, kv)
+
+    @property
+    def native(self) -> NativeSteps | None:
+        """Its steps as one function in C++, where it has them."""
+        return self._native
 
     def step(
         self, token: int, position: int, sequence: Hashable, kv: Attends
@@ -385,7 +402,7 @@ class FastDecoder:
     def _as_native(self, model: Decoder, inputs: str) -> tuple[str, NativeSteps | None]:
         try:
             reason = why_not_native(model)
-            return reason, None if reason else NativeSteps(model, inputs)
+            return reason, None if reason else NativeSteps.of(model, inputs)
         except WorkbenchError as error:
             return str(error), None
 
@@ -496,3 +513,14 @@ class FastDecoder:
 
 
 Model = Decoder | FastDecoder  # as it was loaded, or arranged for inference
+
+
+def hidden_and_logits(model: Any, batch: Batch, kv: Attends) -> tuple[torch.Tensor, torch.Tensor]:
+    """`FastDecoder.hidden_and_logits` of any decoder, or of what stands for one."""
+    both = model.hidden_and_logits if isinstance(model, FastDecoder) else functools.partial(_hidden_then_logits, model)
+    return both(batch, kv)
+
+
+def _hidden_then_logits(model: Any, batch: Batch, kv: Attends) -> tuple[torch.Tensor, torch.Tensor]:
+    hidden = model.hidden(batch, kv)
+    return hidden, model.logits_of(hidden if batch.logit_rows is None else hidden[batch.logit_rows])

@@ -2,8 +2,9 @@
 
     a decode step of one sequence       one row                        1
     of B sequences                      one row each                   B
-    a verification of K drafted tokens  a chain                    K + 1
+    a verification of K drafted tokens  a chain, or a tree         K + 1
     a prompt, or a chunk of one         a chain, one row of logits     n
+    a level of an EAGLE head's draft    a row, its hidden state        1
 
 Nothing is compiled for a shape: one library serves every model, in float32, bfloat16, float16 and codes of 8 or 4 bits,
 and is made once a machine in some seconds. No Python and no allocation runs between its products, and torch sees none
@@ -11,8 +12,8 @@ of them; threads meet at barriers, five a layer (seven where what is added is no
 its bytes take, and little more.
 
 It reads keys and values where they lie, in slots or blocks, of every kv that says where (`step_storage`,
-`place_batch`). What it does not take runs as it did: larger batches (`rows_limit`), trees, other kvs
-(`NativeSteps.reason` says why).
+`place_batch`). What it does not take runs as it did: larger batches (`rows_limit`), other kvs (`NativeSteps.reason`
+says why). A tree stays in one piece, and each of its rows comes with the one that it follows.
 
 Between the matrices numbers stay float32, where a model in 16 bits run by torch rounds after each operation: logits
 differ from torch's by such roundings, and are closer to those of the same weights in float32.
@@ -20,7 +21,8 @@ differ from torch's by such roundings, and are closer to those of the same weigh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +38,8 @@ from workbench.models.linear import torch_multiplies
 from workbench.models.placed import Keys, slots_of
 
 if TYPE_CHECKING:
-    from workbench.kernels.cpu.step import LayerParts, Matrix, ModelParts, Norm
+    from workbench.kernels.cpu.step import LayerParts, Made, Matrix, ModelParts, Norm, Rows
+    from workbench.models.heads import EagleHead
 
 Tables = Callable[[int], list[torch.Tensor]]  # of cos and sin, for so many positions
 TYPES = (torch.float32, torch.bfloat16, torch.float16)  # of weights, and of keys and values
@@ -80,16 +83,40 @@ def why_not_shape(config: ModelConfig) -> str:
     return ""
 
 
+def why_not_native_head(head: EagleHead, dtype: torch.dtype, target: NativeSteps | None) -> str:
+    """Why the steps of an EAGLE head in this type do not run as one function; "" where they do. target: those of its
+    target."""
+    if target is None:
+        return "those of its target do not"
+    if head.device.type != "cpu":
+        return f"it is for CPUs, and {head.name} is on {head.device}"
+    if reason := why_not_shape(head.config):
+        return reason
+    return (
+        "" if dtype in TYPES else f"it computes in float32, and {head.name} is in {str(dtype).removeprefix('torch.')}"
+    )
+
+
 class NativeSteps:
     """The steps of one model. reason: what became of the last batch, in words."""
 
-    def __init__(self, model: Decoder, inputs: str = "exact") -> None:
-        """inputs: of quantized linears, see `prepare`. Raises WorkbenchError where a matrix has no form for it."""
-        self.config, self.name = model.config, model.name
-        self.parts = _parts_of(model, inputs)
+    def __init__(self, config: ModelConfig, parts: ModelParts, max_rows: int | None) -> None:
+        """max_rows: see `rows_limit`; whoever has measured how many are faster sets fewer."""
+        self.config, self.parts, self.max_rows = config, parts, max_rows
         self.reason = "no step was taken yet"
-        self.max_rows = rows_limit(model, inputs)  # whoever has measured how many are faster sets fewer
         self._turns: list[tuple[torch.Tensor, torch.Tensor]] = []  # tables as they came, and in float32
+
+    @classmethod
+    def of(cls, model: Decoder, inputs: str = "exact") -> NativeSteps:
+        """inputs: of quantized linears, see `prepare`. Raises WorkbenchError where a matrix has no form for it."""
+        return cls(model.config, _parts_of(model, inputs), rows_limit(model, inputs))
+
+    @classmethod
+    def of_eagle(cls, head: EagleHead, table: torch.Tensor, target: NativeSteps) -> NativeSteps:
+        """Of an EAGLE head, which has its target's output head. table [V, d]: what its fc makes of each token."""
+        return cls(
+            head.config, _parts_of_eagle(head, table, target.parts.head), limit_of(head.fc.weight.dtype, in_codes=False)
+        )
 
     @property
     def weight_bytes(self) -> int:
@@ -108,6 +135,15 @@ class NativeSteps:
     ) -> tuple[torch.Tensor, Said] | None:
         """(logits [1, V] float32, said), and the kv has the token. None where it has to come in a batch, and nothing
         has changed."""
+        made = self.one_row(token, position, sequence, kv, tables)
+        return None if made is None else (made.logits, made.said[0])
+
+    def one_row(
+        self, token: int, position: int, sequence: Hashable, kv: Any, tables: Tables, given: torch.Tensor | None = None
+    ) -> Made | None:
+        """The same, and for a model that takes hidden states, given [1, d], the ones that it gives."""
+        from workbench.kernels.cpu.step import Rows
+
         storage = kv.step_storage(sequence) if self.may_call(kv) else None
         if storage is None or storage.length != position or not 0 <= token < self.config.vocab_size:
             return None  # whoever takes the step the ordinary way says what is wrong
@@ -115,16 +151,24 @@ class NativeSteps:
         if where.keys.dtype not in TYPES or where.keys.device.type != "cpu":
             return None
         turns = tables(position + 1)
-        logits, said = self._run(where, [token], [position], [0, 1], [[storage.slot]], turns, [0])
+        rows = Rows([token], [position], [0, 1], [[storage.slot]], [0], given=given)
+        made = self._run(where, rows, turns, states=given is not None)
         kv.note_step(sequence)
         self.reason = "a step is one function in C++"
-        return logits, said[0]
+        return made
 
     # -- batches -----------------------------------------------------------------------------------------------------
 
-    def rows(self, batch: Batch, kv: Any, tables: Tables) -> torch.Tensor | None:
-        """logits [M, V] float32 of the rows that want them, and the kv has the tokens. None where the batch goes the
-        ordinary way, and nothing has changed; `reason` says why."""
+    def rows(
+        self, batch: Batch, kv: Any, tables: Tables, given: torch.Tensor | None = None, states: bool = False
+    ) -> Made | None:
+        """Logits [M, V] float32 of the rows that want them, with `states` the hidden states [N, d] of all, and the kv
+        has the tokens. None where the batch goes the ordinary way, and nothing has changed; `reason` says why.
+
+        given [N, d]: hidden states, for a model that takes them.
+        """
+        from workbench.kernels.cpu.step import Rows
+
         if reason := self._why_not(batch, kv):
             self.reason = reason
             return None
@@ -137,16 +181,15 @@ class NativeSteps:
             self.reason = f"this {type(kv).__name__} keeps keys and values in another form or place"
             return None
         turns, positions = tables(max(batch.lengths_after())), batch.positions.tolist()
-        logits, _ = self._run(placed.where, token_ids, positions, batch.query_starts, placed.tables, turns, wanted)
+        rows = Rows(token_ids, positions, batch.query_starts, placed.tables, wanted, _trees_of(batch), given)
+        made = self._run(placed.where, rows, turns, states)
         kv.note_batch(batch)
         self.reason = f"{batch.num_tokens} rows are one function in C++"
-        return logits
+        return made
 
     def _why_not(self, batch: Batch, kv: Any) -> str:
         if self.max_rows is not None and batch.num_tokens > self.max_rows:
             return f"{batch.num_tokens} rows run as they are: up to {self.max_rows} are one function"
-        if batch.parents is not None:
-            return "a tree runs as it is"
         if type(batch) is not Batch or batch.token_ids.device.type != "cpu":
             return "this kind of batch runs as it is"
         if not hasattr(kv, "place_batch") or kv.config != self.config:
@@ -157,33 +200,19 @@ class NativeSteps:
             return "there is no such token"
         return ""
 
-    def _run(
-        self,
-        where: Keys,
-        token_ids: Sequence[int],
-        positions: Sequence[int],
-        starts: Sequence[int],
-        blocks: Sequence[Sequence[int]],
-        turns: list[torch.Tensor],
-        wanted: Sequence[int],
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _run(self, where: Keys, rows: Rows, turns: list[torch.Tensor], states: bool) -> Made:
         """As `kernels.cpu.step.run`; of many rows a piece after the other, each over the keys of those before it."""
         from workbench.kernels.cpu import step as loop
 
         threads, tables = torch.get_num_threads(), self._in_floats(turns)
-        if len(token_ids) <= PIECE:
-            return loop.run(self.parts, where, token_ids, positions, starts, blocks, tables, wanted, threads)
-        pieces = []
-        for first in range(0, len(token_ids), PIECE):
-            end = min(first + PIECE, len(token_ids))
-            here = [index for index, (a, b) in enumerate(pairwise(starts)) if a < end and b > first]
-            ends = [min(starts[index + 1], end) - first for index in here]
-            rows = [row - first for row in wanted if first <= row < end]
-            some = [blocks[index] for index in here]
-            ids, at = token_ids[first:end], positions[first:end]
-            pieces.append(loop.run(self.parts, where, ids, at, [0, *ends], some, tables, rows, threads))
-        logits, said = (torch.cat(parts) for parts in zip(*pieces))
-        return logits, said
+        pieces = [
+            loop.run(self.parts, where, piece, tables, threads, states)
+            for piece in ([rows] if len(rows.token_ids) <= PIECE else _cut(rows))
+        ]
+        if len(pieces) == 1:
+            return pieces[0]
+        logits, said, hidden = zip(*pieces)
+        return loop.Made(torch.cat(logits), torch.cat(said), torch.cat(hidden) if states else None)
 
     def _in_floats(self, turns: list[torch.Tensor]) -> list[torch.Tensor]:
         """Tables [positions, 2, D] in float32, converted when one came that is longer."""
@@ -191,6 +220,45 @@ class NativeSteps:
         if len(turns) != len(known) or any(one is not before for one, (before, _) in zip(turns, known)):
             known = self._turns = [(one, one.float().contiguous()) for one in turns]
         return [floats for _, floats in known]
+
+
+def _trees_of(batch: Batch) -> tuple[list[int], list[int]] | None:
+    """See `kernels.cpu.step.Rows`."""
+    if batch.parents is None:
+        return None
+    sizes = [b - a for a, b in pairwise(batch.query_starts)]
+    parents = [range(-1, size - 1) if tree is None else tree for tree, size in zip(batch.parents, sizes)]
+    return [row for one in parents for row in one], [_trunk(one) for one in parents]
+
+
+def _trunk(parents: Sequence[int]) -> int:
+    """How many of the first tokens of a tree follow each the one before it."""
+    return next((at for at, parent in enumerate(parents) if parent != at - 1), len(parents))
+
+
+def _cut(rows: Rows) -> Iterator[Rows]:
+    """Pieces of PIECE rows, or more where a tree would be cut."""
+    from workbench.kernels.cpu.step import Rows
+
+    starts, first = rows.starts, 0
+    while first < starts[-1]:
+        end = min(first + PIECE, starts[-1])
+        if rows.trees is not None:
+            last = bisect_right(starts, end - 1)  # the sequence after the one of the piece's last row
+            is_tree = rows.trees[1][last - 1] < starts[last] - starts[last - 1]
+            end = starts[last] if is_tree else end
+        here = [index for index, (a, b) in enumerate(pairwise(starts)) if a < end and b > first]
+        parents, trunks = rows.trees or ((), ())
+        yield Rows(
+            rows.token_ids[first:end],
+            rows.positions[first:end],
+            [0, *(min(starts[index + 1], end) - first for index in here)],
+            [rows.tables[index] for index in here],
+            [row - first for row in rows.wanted if first <= row < end],
+            None if rows.trees is None else (parents[first:end], [trunks[index] for index in here]),
+            None if rows.given is None else rows.given[first:end],
+        )
+        first = end
 
 
 def rows_limit(model: Decoder, inputs: str = "exact") -> int | None:
@@ -223,14 +291,7 @@ def _parts_of(model: Decoder, inputs: str) -> ModelParts:
     if positions is not None and positions.weight.dtype != model.dtype:
         raise WorkbenchError(f"positions are embedded in {_type_of(positions)}, and tokens in {_type_of(model.embed)}")
     return ModelParts(
-        heads=config.num_heads,
-        kv_heads=config.num_kv_heads,
-        size=config.head_dim,
-        hidden=config.intermediate_size,
-        sinks=config.attention_sinks,
-        gated=not config.is_gpt2,
-        gelu=config.is_gpt2 or config.activation == "gelu_tanh",
-        attention_scale=config.attention_scale,
+        **_shape(config),
         embedding=model.embed.weight.detach().contiguous(),
         embedding_scale=model.embedding_scale,
         position_embedding=None if positions is None else positions.weight.detach().contiguous(),
@@ -241,6 +302,35 @@ def _parts_of(model: Decoder, inputs: str) -> ModelParts:
         norm=_norm(model.norm),
         head=_matrix(model.head, inputs),
     )
+
+
+def _parts_of_eagle(head: EagleHead, table: torch.Tensor, output: Matrix) -> ModelParts:
+    from workbench.kernels.cpu.step import Matrix, ModelParts
+
+    config = head.config
+    return ModelParts(
+        **_shape(config),
+        embedding=table.contiguous(),
+        embedding_scale=1.0,
+        position_embedding=None,
+        layers=[_layer(head.layer, config, 0, 0, "exact")],
+        norm=_norm(head.norm),
+        head=output,
+        of_given=Matrix(head.fc.weight[:, config.hidden_size :]),
+    )
+
+
+def _shape(config: ModelConfig) -> dict[str, Any]:
+    return {
+        "heads": config.num_heads,
+        "kv_heads": config.num_kv_heads,
+        "size": config.head_dim,
+        "hidden": config.intermediate_size,
+        "sinks": config.attention_sinks,
+        "gated": not config.is_gpt2,
+        "gelu": config.is_gpt2 or config.activation == "gelu_tanh",
+        "attention_scale": config.attention_scale,
+    }
 
 
 def _layer(layer: DecoderLayer, config: ModelConfig, index: int, place: int, inputs: str) -> LayerParts:

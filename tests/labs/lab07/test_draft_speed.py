@@ -145,6 +145,19 @@ def test_a_prediction_beside_peers_is_of_the_rounds_that_were_counted(target):
     assert {o.loop for o in of_target.costs(5, 9, 5).operations if o.rows} == {""}
 
 
+@pytest.mark.parametrize("arrangement", ["fast", "native"])
+def test_heads_are_among_the_drafts_that_peers_may_have(arrangement):
+    given = {"texts": "copying", "prompts": 1, "new_tokens": 8, "repeats": 1, "peers": "ours"}
+    measured = run_experiment("drafts.peers", given | {"drafts": "eagle,medusa", "arrangement": arrangement})
+    names = ["ours, plain", "ours, EAGLE, K = 4", "ours, Medusa, a tree 4 deep"]
+    assert [m.settings["engine"] for m in measured] == names
+    for one in measured:
+        assert "8 of 8 tokens are the oracle's best" in one.check
+        assert one.counts["times_as_fast_as_its_plain_decoding"] > 0
+    with pytest.raises(WorkbenchError, match="unknown draft 'eagel'; did you mean 'eagle'"):
+        run_experiment("drafts.peers", given | {"drafts": "eagel"})
+
+
 def test_peers_say_what_the_steps_of_a_compiled_model_were(monkeypatch):
     """Where nothing can be compiled: that is said, every text is right, and no path of this machine is kept."""
     monkeypatch.setattr("workbench.models.fast.why_not_at_all", lambda device: "no C++ compiler in /usr/bin")

@@ -2,6 +2,7 @@
 
     seconds per token = (prompt + Σ over rounds (pass over its rows + calls of the draft · its step)) / new tokens
 
+After the first token it is the rounds alone, and the draft's own pass over the prompt, for one token fewer.
 How many tokens a draft gets right no shape tells. So rounds, their rows and the calls of the draft are those that the
 same run counted, and only what each of them takes is predicted: by bytes, by the arithmetic of the loops that compute
 them (`experiments.loops`) and by calls. Not in it: the search of prompt lookup, acceptance, the cut of the cache, and
@@ -75,13 +76,19 @@ class Passes:
 
 
 def seconds_per_token(
-    target: Passes, draft: Passes | None, prompt: int, new_tokens: int, counted: SpeculationStats | None
+    target: Passes,
+    draft: Passes | None,
+    prompt: int,
+    new_tokens: int,
+    counted: SpeculationStats | None,
+    *,
+    whole: bool = True,
 ) -> float:
     """counted: what speculation did in this request; None: it was written token by token. draft: None where drafts are
-    no model's."""
+    no model's. whole: of the request; else of its tokens after the first, whose pass the prompt is."""
     middle = prompt + new_tokens // 2
     rounds = [1] * (new_tokens - 1) if counted is None else counted.rows_per_round
-    seconds = target(prompt, 0, 1) + sum(target(rows, middle, rows) for rows in rounds)
+    seconds = sum(target(rows, middle, rows) for rows in rounds) + (target(prompt, 0, 1) if whole else 0.0)
     if draft is not None and counted is not None and counted.draft_calls:
         seconds += draft(prompt, 0, 1) + (counted.draft_calls - 1) * draft(1, middle, 1)
-    return seconds / new_tokens
+    return seconds / (new_tokens if whole else new_tokens - 1)

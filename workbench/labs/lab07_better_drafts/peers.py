@@ -9,16 +9,16 @@ from __future__ import annotations
 import os
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, unknown
 from workbench.experiments.cached_steps import said_of_steps
 from workbench.experiments.contract import Experiment, Setting
 from workbench.experiments.greedy import ROUNDING, check_greedy
@@ -33,7 +33,7 @@ from workbench.labs.lab07_better_drafts.peer_predictions import Passes, seconds_
 from workbench.models import prepare
 from workbench.models.checkpoints import save_checkpoint
 from workbench.quantization import QuantizationRecipe, quantize
-from workbench.speculation import ModelDraft, draft_for
+from workbench.speculation import Draft, ModelDraft, draft_for
 
 if TYPE_CHECKING:
     from workbench.decoding.loop import Generation
@@ -42,8 +42,10 @@ if TYPE_CHECKING:
     from workbench.models.fast import Model
 
 Tokens = list[int]
-MODEL_K, LOOKUP_K = 4, 8
+MODEL_K, LOOKUP_K, HEADS_K = 4, 8, 4
+OUR_DRAFTS = ("model", "prompt_lookup", "eagle", "medusa")
 AS_TRAINED, OURS_PLAIN = "as trained", "ours, plain"
+WHOLE, AFTER_FIRST = "of whole requests", "after the first token"
 IN_8_BITS = QuantizationRecipe("rtn", 8, 32, {"symmetric": True}, head_bits=8)
 
 
@@ -56,10 +58,10 @@ class Contender:
     name: str
     beside: str
     run: Callable[[Tokens, int], Tokens]
-    samples: list[float] = field(default_factory=list)  # seconds per token, prompt and all
+    samples: list[float] = field(default_factory=list)  # seconds per token
     tokens: list[Tokens] = field(default_factory=list)
     said: Callable[[], str] = str
-    expects: Callable[[int, int], float] | None = None
+    expects: Callable[..., float] | None = None
     predicted: list[float] = field(default_factory=list)  # of each sample
 
 
@@ -75,10 +77,11 @@ class Ours:
         self.last = generate(self.target, prompt, **how, **self.speculation)
         return self.last.tokens
 
-    def expects(self, prompt: int, new_tokens: int) -> float:
+    def expects(self, prompt: int, new_tokens: int, *, whole: bool) -> float:
         """Seconds per token of the last request, see `peer_predictions`."""
         assert self.last is not None, "asked after a request"
-        return seconds_per_token(self.passes, self.of_draft, prompt, new_tokens, self.last.speculation)
+        counted = self.last.speculation
+        return seconds_per_token(self.passes, self.of_draft, prompt, new_tokens, counted, whole=whole)
 
 
 def run_draft_peers(
@@ -87,24 +90,27 @@ def run_draft_peers(
     model,
     draft,
     draft_weights: str,
+    drafts: str,
     arrangement: str,
+    peers: str,
     texts: str,
     prompts: int,
     new_tokens: int,
+    time: str,
     repeats: int,
 ) -> Iterator[Measurement]:
     """For each kind of text a Measurement a contender (unit "s", a token), with its ratios in the counts. Compiled,
     what our models' steps were stands in `check`."""
     if bench.device != "cpu":
         raise WorkbenchError('drafts.peers compares engines on a CPU; run it with device "cpu"')
-    kinds = kinds_of(texts)
+    kinds, names = kinds_of(texts), _our_drafts(drafts)
     plain_decoder = bench.model(model)
     settings = plain({"model": model, "draft": draft}) | {"draft_weights": draft_weights}
-    settings |= {"arrangement": arrangement, "new_tokens": new_tokens}
+    settings |= {"arrangement": arrangement, "new_tokens": new_tokens, "time": time}
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
         contenders = [
-            *_ours(bench, model, draft, draft_weights, arrangement),
-            *_transformers(bench, model, draft, Path(folder)),
+            *_ours(bench, names, model, draft, draft_weights, arrangement),
+            *(_transformers(bench, model, draft, Path(folder)) if peers == "all" else ()),
         ]
         for kind in kinds:
             yield from _of_kind(bench, plain_decoder, contenders, kind, prompts, repeats, settings)
@@ -112,6 +118,7 @@ def run_draft_peers(
 
 def _of_kind(bench, decoder: Model, contenders, kind, count, repeats, settings) -> Iterator[Measurement]:
     texts, new_tokens = prompts_of(kind, decoder, count), settings["new_tokens"]
+    whole = settings["time"] == WHOLE
     for one in contenders:
         one.samples, one.tokens, one.predicted = [], [], []
     for turn in range(-1, repeats):
@@ -120,14 +127,13 @@ def _of_kind(bench, decoder: Model, contenders, kind, count, repeats, settings) 
             for one in contenders:
                 bench.check_stop()
                 with exclusive(bench.check_stop):
-                    started = time.perf_counter()
-                    tokens = one.run(prompt, new_tokens)
-                    seconds = time.perf_counter() - started
+                    first_s = 0.0 if whole else _timed(one, prompt, 1)[0]
+                    seconds, tokens = _timed(one, prompt, new_tokens)
                 if turn >= 0:
-                    one.samples.append(seconds / new_tokens)
+                    one.samples.append((seconds - first_s) / (new_tokens - (not whole)))
                     one.tokens.append(tokens)
                     if one.expects is not None:
-                        one.predicted.append(one.expects(len(prompt), new_tokens))
+                        one.predicted.append(one.expects(len(prompt), new_tokens, whole=whole))
     samples = {one.name: one.samples for one in contenders}
     ours = contenders[0].name
     for one in contenders:
@@ -148,30 +154,62 @@ def _of_kind(bench, decoder: Model, contenders, kind, count, repeats, settings) 
         )
 
 
+def _timed(one: Contender, prompt: Tokens, new_tokens: int) -> tuple[float, Tokens]:
+    started = perf_counter()
+    tokens = one.run(prompt, new_tokens)
+    return perf_counter() - started, tokens
+
+
 def _ratio(slow: list[float], fast: list[float]) -> float:
     """Median over the turns of slow / fast: how many times as fast the second is."""
     return statistics.median(a / b for a, b in zip(slow, fast))
 
 
-def _ours(bench: Bench, model, draft, draft_weights: str, arrangement: str) -> Iterator[Contender]:
-    target = bench.model(model, arrangement=arrangement)
-    recipe, inputs = None, "exact"
-    if draft_weights == AS_TRAINED:
-        small = bench.model(draft, arrangement=arrangement)
-    else:
-        recipe, inputs = IN_8_BITS, "q8" if arrangement != "compiled" else "exact"
-        small = prepare(quantize(bench.model(draft), recipe), **steps_of(arrangement), inputs=inputs)
-    ceilings, steps = bench.ceilings(), partial(said_of_steps, target)
-    of_target, of_draft = Passes(ceilings, target), Passes(ceilings, small, recipe, inputs)
+def _our_drafts(drafts: str) -> list[str]:
+    names = list(OUR_DRAFTS) if drafts == "all" else [name.strip() for name in drafts.split(",")]
+    for name in names:
+        if name not in OUR_DRAFTS:
+            raise unknown("draft", name, [*OUR_DRAFTS, "all"])
+    return names
 
-    def contender(name: str, *drafted: Passes, **speculation: Any) -> Contender:
+
+def _ours(
+    bench: Bench, names: Sequence[str], model, draft, draft_weights: str, arrangement: str
+) -> Iterator[Contender]:
+    target = bench.model(model, arrangement=arrangement)
+    ceilings, steps = bench.ceilings(), partial(said_of_steps, target)
+    of_target = Passes(ceilings, target)
+
+    def contender(name: str, *drafted: Passes, predicted: bool = True, **speculation: Any) -> Contender:
         run = Ours(target, of_target, *drafted, **speculation)
-        return Contender(name, OURS_PLAIN, run, said=steps, expects=run.expects)
+        return Contender(name, OURS_PLAIN, run, said=steps, expects=run.expects if predicted else None)
 
     yield contender(OURS_PLAIN)
-    drafts = ModelDraft(small), draft_for("prompt_lookup", target)
-    yield contender(f"ours, {small.name}, K = {MODEL_K}", of_draft, draft=drafts[0], draft_length=MODEL_K)
-    yield contender(f"ours, prompt lookup, K = {LOOKUP_K}", draft=drafts[1], draft_length=LOOKUP_K)
+    for name in names:
+        drafted: list[Passes] = []
+        if name == "model":
+            small, recipe, inputs = _small(bench, draft, draft_weights, arrangement)
+            made: Draft = ModelDraft(small)
+            drafted.append(Passes(ceilings, small, recipe, inputs))
+        else:
+            made = draft_for(name, target)
+        said, length = {
+            "model": (f"{made.name}, K = {MODEL_K}", MODEL_K),
+            "prompt_lookup": (f"prompt lookup, K = {LOOKUP_K}", LOOKUP_K),
+            "eagle": (f"EAGLE, K = {HEADS_K}", HEADS_K),
+            "medusa": (f"Medusa, a tree {HEADS_K} deep", HEADS_K),
+        }[name]
+        predicted = name in ("model", "prompt_lookup")  # what a draft head takes is not counted
+        yield contender(f"ours, {said}", *drafted, predicted=predicted, draft=made, draft_length=length)
+
+
+def _small(bench: Bench, draft, draft_weights: str, arrangement: str) -> tuple[Model, QuantizationRecipe | None, str]:
+    """(the draft model, how its weights were rounded, what they are multiplied with)"""
+    if draft_weights == AS_TRAINED:
+        return bench.model(draft, arrangement=arrangement), None, "exact"
+    inputs = "q8" if arrangement != "compiled" else "exact"
+    in_8_bits = quantize(bench.model(draft), IN_8_BITS)
+    return prepare(in_8_bits, **steps_of(arrangement), inputs=inputs), IN_8_BITS, inputs
 
 
 def _transformers(bench: Bench, model, draft, folder: Path) -> Iterator[Contender]:
@@ -214,10 +252,10 @@ EXPERIMENT = Experiment(
     name="drafts.peers",
     lab=7,
     question="What do transformers' assisted generation and prompt lookup gain on the same weights and texts?",
-    how="Greedy requests in turns, prompt and all; each engine against its own plain decoding, and against ours. A"
+    how="Greedy requests in turns; each engine against its own plain decoding, and against ours. A"
     " prediction of ours is made after its request: what a round of so many rows and a step of the draft take is"
     " predicted, and how many of them there were is counted. So it says what a round takes, and not what a draft gets"
-    " right.",
+    " right; what a draft head takes is not counted, so requests with one have no prediction.",
     settings=(
         MODEL,
         DRAFT,
@@ -230,6 +268,14 @@ EXPERIMENT = Experiment(
             "quarter of the bytes. What is generated stays the target's",
         ),
         Setting(
+            "drafts",
+            "model,prompt_lookup",
+            "text",
+            help=f"of ours: {', '.join(OUR_DRAFTS)}; several with commas between, or all. Heads are trained for one "
+            "target, and ship for stdlib-10m",
+        ),
+        Setting("peers", "all", "choice", choices=("all", "ours"), help="who runs: transformers too, or ours alone"),
+        Setting(
             "arrangement",
             "fast",
             "choice",
@@ -240,6 +286,13 @@ EXPERIMENT = Experiment(
         Setting("texts", "all", "text", help=f"{', '.join(PROMPT_SETS)}; several with commas between, or all"),
         Setting("prompts", 3, "int", low=1, high=16, brief=1, help="of each kind of text"),
         Setting("new_tokens", 96, "int", low=8, high=512, brief=16, help="written after each prompt"),
+        Setting(
+            "time",
+            WHOLE,
+            "choice",
+            choices=(WHOLE, AFTER_FIRST),
+            help="per token: a whole request's, prompt and all; or what it takes longer than one for a single token",
+        ),
         Setting("repeats", 2, "int", low=1, high=50, brief=1, help="turns over all prompts"),
     ),
     run=run_draft_peers,
