@@ -1278,17 +1278,15 @@ stepped = by_format.run()
 by_format.snapshot()
 
 # %%
-from workbench.labs.lab05_quantization.stored_formats import predict_formats
-
 timed = [m for m in stepped if m.unit == "s"]
-ceilings = by_format.ceilings()
-by_bytes = predict_formats(replace(ceilings, products=None), **by_format.settings)
-alone = {(model, name): s for model, points in by_bytes.items() for name, s, _ in points}
-
-# %%
 weights_of = {m.settings["model"]: m.counts["linear_bytes"] / 4 for m in timed if m.settings["format"] == "float32"}
 
 # %% jupyter={"source_hidden": true}
+from workbench.labs.lab05_quantization.stored_formats import predict_formats
+
+ceilings = by_format.ceilings()
+by_bytes = predict_formats(replace(ceilings, products=None), **by_format.settings)
+alone = {(model, name): s for model, points in by_bytes.items() for name, s, _ in points}
 rows = [
     [
         f"{m.settings['model']}, {m.settings['format']}",
@@ -1306,17 +1304,15 @@ table(
     "one token after 64; last column: the same products with a weight that lies in the cache",
 )
 
-# %%
+# %% jupyter={"source_hidden": true}
 few = [m for m in timed if m.settings["format"].startswith("int")]
 missed = {f"{m.settings['model']}, {m.settings['format']}": m.median / m.predicted for m in few}
 worst = max(missed, key=lambda name: abs(math.log(missed[name])))
 rates = {loop: ceilings.products(loop) for loop in ("8 bits", "4 bits")} if ceilings.products else {}
-
-# %% jupyter={"source_hidden": true}
-by_loop = ", ".join(f"{rate.at(1) / 1e9:.0f} in {loop}" for loop, rate in rates.items() if rate)
+by_loop = " and ".join(f"{rate.at(1) / 1e9:.0f} in {loop}" for loop, rate in rates.items() if rate)
 say(
     (
-        f"Counted now: one row of the loop over codes computes thousand millions of MACs a second: {by_loop}. "
+        f"With one row the loop over codes computes, in thousand millions of MACs a second, {by_loop}. "
         if by_loop
         else "Nothing here could measure the loop over codes, so the prediction has bytes and launches alone. "
     )

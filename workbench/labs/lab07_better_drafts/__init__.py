@@ -1,6 +1,6 @@
 """Lab 07, better drafts: lookup, trees, heads, grammars, and how long to draft.
 
-Beside them: `inputs`, drafts by name.
+Beside them: `inputs`, drafts by name; `peer_predictions`, what `peers` predicts of rounds that it counted.
 """
 
 PREFIX = "drafts"  # an experiment's name is PREFIX.stem
