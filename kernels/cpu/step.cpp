@@ -16,6 +16,7 @@
 
 #include <limits>
 
+#include "coded_keys.h"
 #include "floats.h"
 #include "products_q8.h"
 
@@ -65,6 +66,7 @@ struct Stored {  // keys, or values; the strides in numbers
 struct Cache {
   Stored keys, values;
   int64_t type, block_size;
+  coded::Cache* codes;  // not null: keys and values are there, and no numbers
 };
 
 struct Tokens {
@@ -100,7 +102,8 @@ struct Shared {
 
 // What a thread has for itself, kept from call to call.
 struct Own {
-  std::vector<float> x, divided, scales, up, scores, query;
+  std::vector<float> x, divided, scales, up, scores, query, part;
+  coded::Room room;
   Rows inputs;
   CodedRows coded_inputs;
 };
@@ -371,11 +374,20 @@ struct Thread {
     const float* x = normed_rows(layer.before_attention);
     multiply(layer.q, x, tokens.rows, shared.q.data(), m.heads * m.size);
     if (layer.owns_keys) {
-      multiply(layer.k, x, tokens.rows, shared.k.data(), m.kv_heads * m.size);
-      multiply(layer.v, x, tokens.rows, shared.v.data(), m.kv_heads * m.size);
+      multiply(layer.k, x, tokens.rows, new_keys(layer), m.kv_heads * m.size);
+      multiply(layer.v, x, tokens.rows, new_values(layer), m.kv_heads * m.size);
     }
     wait();
   }
+
+  // Of a cache in codes those of all layers stay: where a group is to be quantized, its tokens come from here.
+  float* new_keys(const Layer& layer) const {
+    return cache.codes ? cache.codes->keys + of_layer(layer) : shared.k.data();
+  }
+  float* new_values(const Layer& layer) const {
+    return cache.codes ? cache.codes->values + of_layer(layer) : shared.v.data();
+  }
+  int64_t of_layer(const Layer& layer) const { return layer.place * cache.codes->rows * m.kv_heads * m.size; }
 
   char* stored(const Stored& of, int64_t place, int64_t sequence, int64_t head, int64_t position) const {
     const int64_t block = tokens.tables[sequence * tokens.blocks + position / cache.block_size];
@@ -392,6 +404,10 @@ struct Thread {
     const int64_t items = tokens.sequences * m.kv_heads * shared.splits;
     for (int64_t item = share_of(items, thread); item < share_of(items, thread + 1); item++) {
       const int64_t split = item % shared.splits, head = item / shared.splits % m.kv_heads;
+      if (cache.codes) {
+        attend_codes(layer, item / shared.splits / m.kv_heads, head, split);
+        continue;
+      }
       by_type(cache.type, [&](auto type) {
         attend_head<decltype(type)::value>(layer, item / shared.splits / m.kv_heads, head, split);
       });
@@ -468,6 +484,44 @@ struct Thread {
       mix<TYPE>(stored(cache.values, layer.place, sequence, head, position), cache.values.token, n, scores + done, of_query,
                 group, size, to + 2, next);
     });
+  }
+
+  // The same over keys and values in codes, for all new tokens of a sequence at once.
+  void attend_codes(const Layer& layer, int64_t sequence, int64_t head, int64_t split) {
+    const coded::Layer& kept = cache.codes->layers[layer.place];
+    const bool windowed = layer.window, is_last = split == shared.splits - 1;
+    const coded::Sequence& of = cache.codes->sequences[windowed][sequence];
+    const coded::Run* runs = cache.codes->runs[windowed];
+    const int64_t first = tokens.starts[sequence], rows = tokens.starts[sequence + 1] - first;
+    const int64_t queries = rows * kept.shared, stride = m.kv_heads * m.size;
+    own.room.fit(kept, queries);
+    float* top = sized(own.part, queries * (2 + own.room.wide_value));
+    coded::Item item{kept, of, head, queries, own.room, top, top + queries, top + 2 * queries};
+    item.done = tokens.positions[first] - of.past;
+    item.clear();
+    for (int64_t i = 0; i < queries; i++) {
+      const int64_t row = first + i / kept.shared, its = head * kept.shared + i % kept.shared;
+      float* q = own.room.q.data() + i * own.room.wide;
+      std::memcpy(q, shared.q.data() + (row * m.heads + its) * m.size, m.size * sizeof(float));
+      ready(layer, layer.of_q, row, q);
+      for (int64_t j = 0; j < m.size; j++) q[j] *= kept.scale;
+    }
+    const int64_t groups = coded::groups_of(of, runs, kept.group);
+    item.see(runs, groups * split / shared.splits, groups * (split + 1) / shared.splits, is_last);
+    if (is_last) {
+      float *k = new_keys(layer) + first * stride + head * m.size, *v = new_values(layer) + first * stride + head * m.size;
+      for (int64_t row = 0; layer.owns_keys && row < rows; row++) ready(layer, layer.of_k, first + row, k + row * stride);
+      item.floats(k - item.done * stride, stride, v - item.done * stride, stride, item.done + rows, of.past);
+      if (layer.owns_keys) item.keep(k, stride, v, stride, rows);
+    }
+    for (int64_t i = 0; i < queries; i++) {
+      float* to = share(first + i / kept.shared, head * kept.shared + i % kept.shared, split);
+      to[0] = top[i];
+      to[1] = top[queries + i];
+      std::memcpy(to + 2, item.out + i * own.room.wide_value, m.size * sizeof(float));
+    }
+#pragma omp atomic
+    cache.codes->bytes += item.bytes;
   }
 
   // What of two ranges lies side by side: function(position, tokens, how many came before).

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from workbench.kernels.cpu import coded_attention
 from workbench.kernels.cpu.codes import CodeProduct, WeightArguments
 from workbench.native.build import library, why_no_library
 
@@ -89,10 +90,25 @@ class StoredArguments(ctypes.Structure):
     _fields_ = [*_fields(Pointer, "start"), *_fields(Whole, "layer", "block", "token", "head")]
 
 
+class CodesArguments(ctypes.Structure):
+    """`struct coded::Cache`."""
+
+    _fields_ = [
+        *_fields(Pointer, "layers"),
+        *((name, Pointer * 2) for name in ("sequences", "runs")),
+        *_fields(Pointer, "keys", "values"),
+        *_fields(Whole, "rows", "bytes"),
+    ]
+
+
 class CacheArguments(ctypes.Structure):
     """`struct Cache`."""
 
-    _fields_ = [*_fields(StoredArguments, "keys", "values"), *_fields(Whole, "type", "block_size")]
+    _fields_ = [
+        *_fields(StoredArguments, "keys", "values"),
+        *_fields(Whole, "type", "block_size"),
+        *_fields(Pointer, "codes"),
+    ]
 
 
 class TokenArguments(ctypes.Structure):
@@ -273,13 +289,15 @@ def run(
     turns: Sequence[torch.Tensor],
     wanted: Sequence[int],
     threads: int,
+    first: tuple[int, int] = (0, 0),
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(logits [wanted, V] float32; said [wanted, 3] float64: the token of the highest logit, the log of its
     probability, its logit, NaN where the row is no distribution). The cache has the new keys and values then.
 
-    where: a `workbench.models.placed.Keys`, of one of TYPES. token_ids, positions [N]; of each sequence side by side,
-    in their order. starts [sequences + 1]. tables: of each sequence the blocks of all its tokens, new ones included.
-    turns: tables [positions, 2, D] float32 of cos and signed sin. wanted: rows that get logits.
+    where: a `workbench.models.placed.Keys`, of one of TYPES, or an `InCodes`, whose counter of bytes goes on.
+    token_ids, positions [N]; of each sequence side by side, in their order. starts [sequences + 1]. tables: of each
+    sequence the blocks of all its tokens, new ones included. turns: tables [positions, 2, D] float32 of cos and signed
+    sin. wanted: rows that get logits. first: row and sequence of the placed batch that these begin with.
     """
     rows, sequences, width = len(token_ids), len(tables), max(map(len, tables))
     whole = [*token_ids, *positions, *starts, *wanted]
@@ -289,12 +307,8 @@ def run(
     blocks = (ctypes.c_int32 * len(padded))(*padded)
     logits = torch.empty(len(wanted), len(model.embedding))
     said = torch.empty(len(wanted), 3, dtype=torch.float64)
-    cache = CacheArguments(
-        StoredArguments(where.keys.data_ptr(), *where.key_strides),
-        StoredArguments(where.values.data_ptr(), *where.value_strides),
-        TYPES.index(where.keys.dtype),
-        where.block_size,
-    )
+    codes = _in_codes(where, *first) if hasattr(where, "seen") else None
+    cache = _of_numbers(where) if codes is None else CacheArguments(codes=ctypes.addressof(codes))
     tokens = TokenArguments(
         rows,
         sequences,
@@ -309,4 +323,25 @@ def run(
     )
     arguments = (ctypes.byref(one) for one in (model.arguments, cache, tokens))
     _functions().step(*arguments, threads, logits.data_ptr(), said.data_ptr())
+    if codes is not None:
+        where.bytes_read += codes.bytes
     return logits, said
+
+
+def _of_numbers(where: Any) -> CacheArguments:
+    return CacheArguments(
+        StoredArguments(where.keys.data_ptr(), *where.key_strides),
+        StoredArguments(where.values.data_ptr(), *where.value_strides),
+        TYPES.index(where.keys.dtype),
+        where.block_size,
+        None,
+    )
+
+
+def _in_codes(where: Any, first_row: int, first_sequence: int) -> CodesArguments:
+    skipped = first_sequence * ctypes.sizeof(coded_attention.Sequence)
+    found = [None if seen is None else ctypes.addressof(seen.sequences) + skipped for seen in where.seen]
+    runs = [None if seen is None else ctypes.addressof(seen.runs) for seen in where.seen]
+    _, rows, heads, size = where.keys.shape
+    new = [one.data_ptr() + first_row * heads * size * one.itemsize for one in (where.keys, where.values)]
+    return CodesArguments(ctypes.addressof(where.layers), (Pointer * 2)(*found), (Pointer * 2)(*runs), *new, rows)

@@ -32,7 +32,7 @@ from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
 from workbench.models.decoder import Decoder, DecoderLayer
 from workbench.models.fast_layers import RMS_NORMS, detached, norm_weight
-from workbench.models.placed import Keys, slots_of
+from workbench.models.placed import InCodes, Keys, Placed, slots_of
 
 if TYPE_CHECKING:
     from workbench.kernels.cpu.step import LayerParts, Matrix, ModelParts, Norm
@@ -94,21 +94,20 @@ class NativeSteps:
     def may_call(self, kv: Any) -> bool:
         """Whether steps of one row with this kv are taken without a batch, from its first token on. Where it is empty
         yet the first token is a prompt, and comes in a batch."""
-        return hasattr(kv, "step_storage") and bool(kv.config == self.config)
+        return any(hasattr(kv, name) for name in ("step_storage", "place_step")) and bool(kv.config == self.config)
 
     def one_call(
         self, token: int, position: int, sequence: Hashable, kv: Any, tables: Tables
     ) -> tuple[torch.Tensor, Said] | None:
         """(logits [1, V] float32, said), and the kv has the token. None where it has to come in a batch, and nothing
         has changed."""
-        storage = kv.step_storage(sequence) if self.may_call(kv) else None
-        if storage is None or storage.length != position or not 0 <= token < self.config.vocab_size:
+        if not self.may_call(kv) or kv.lengths.get(sequence) != position or not 0 <= token < self.config.vocab_size:
             return None  # whoever takes the step the ordinary way says what is wrong
-        where = slots_of(storage.keys, storage.values)
-        if where.keys.dtype not in TYPES or where.keys.device.type != "cpu":
+        placed = kv.place_step(sequence) if hasattr(kv, "place_step") else _in_slots(kv, sequence)
+        if placed is None:
             return None
         turns = tables(position + 1)
-        logits, said = self._run(where, [token], [position], [0, 1], [[storage.slot]], turns, [0])
+        logits, said = self._run(placed.where, [token], [position], [0, 1], placed.tables, turns, [0])
         kv.note_step(sequence)
         self.reason = "a step is one function in C++"
         return logits, said[0]
@@ -127,7 +126,7 @@ class NativeSteps:
             raise WorkbenchError(f"a batch of {batch.num_tokens} rows wants logits of rows {wanted}")
         placed = kv.place_batch(batch)
         if placed is None:
-            self.reason = f"this {type(kv).__name__} keeps keys and values in another form or place"
+            self.reason = _why_not_placed(kv, batch)
             return None
         turns, positions = tables(max(batch.lengths_after())), batch.positions.tolist()
         logits, _ = self._run(placed.where, token_ids, positions, batch.query_starts, placed.tables, turns, wanted)
@@ -152,7 +151,7 @@ class NativeSteps:
 
     def _run(
         self,
-        where: Keys,
+        where: Keys | InCodes,
         token_ids: Sequence[int],
         positions: Sequence[int],
         starts: Sequence[int],
@@ -174,7 +173,8 @@ class NativeSteps:
             rows = [row - first for row in wanted if first <= row < end]
             some = [blocks[index] for index in here]
             ids, at = token_ids[first:end], positions[first:end]
-            pieces.append(loop.run(self.parts, where, ids, at, [0, *ends], some, tables, rows, threads))
+            begin = first, here[0]
+            pieces.append(loop.run(self.parts, where, ids, at, [0, *ends], some, tables, rows, threads, begin))
         logits, said = (torch.cat(parts) for parts in zip(*pieces))
         return logits, said
 
@@ -184,6 +184,19 @@ class NativeSteps:
         if len(turns) != len(known) or any(one is not before for one, (before, _) in zip(turns, known)):
             known = self._turns = [(one, one.float().contiguous()) for one in turns]
         return [floats for _, floats in known]
+
+
+def _in_slots(kv: Any, sequence: Hashable) -> Placed | None:
+    """Of a kv that shows its storage: where the next token of a sequence belongs."""
+    storage = kv.step_storage(sequence)
+    if storage is None or storage.keys.dtype not in TYPES or storage.keys.device.type != "cpu":
+        return None
+    return Placed(slots_of(storage.keys, storage.values), [[storage.slot]])
+
+
+def _why_not_placed(kv: Any, batch: Batch) -> str:
+    reason = kv.why_not_placed(batch) if hasattr(kv, "why_not_placed") else ""
+    return reason or f"this {type(kv).__name__} keeps keys and values in another form or place"
 
 
 def rows_limit(model: Decoder) -> int | None:

@@ -8,12 +8,17 @@ block of as many tokens as it has room for.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
 from workbench.models.batch import Batch
+
+if TYPE_CHECKING:
+    from workbench.kernels.cpu import coded_attention as loop
 
 
 class Strides(NamedTuple):
@@ -36,10 +41,31 @@ class Keys(NamedTuple):
     block_size: int
 
 
+@dataclass
+class InCodes:
+    """Keys and values of all layers in codes, as the loop over them reads them (`kernels.cpu.coded_attention`), and room
+    for those of the new tokens: a kv in codes takes from there what the step has not stored."""
+
+    layers: ctypes.Array[loop.Layer]  # by place
+    seen: tuple[Seen | None, Seen | None]  # in layers without a window, and in those with one; None: there are none
+    keys: torch.Tensor  # [places, N, H_kv, D] float32
+    values: torch.Tensor
+    bytes_read: int = 0  # of the cache, by the steps that were taken
+
+
+class Seen(Protocol):
+    """What the sequences of a batch see of the cache."""
+
+    @property
+    def sequences(self) -> ctypes.Array[loop.Sequence]: ...
+    @property
+    def runs(self) -> ctypes.Array[loop.Run]: ...
+
+
 class Placed(NamedTuple):
     """Where a batch's keys and values lie: those that its sequences have, and the room for the new ones."""
 
-    where: Keys
+    where: Keys | InCodes
     tables: list[Sequence[int]]  # of each sequence, its blocks
 
 
