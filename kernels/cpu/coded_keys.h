@@ -177,7 +177,7 @@ struct Room {  // of one item, in floats; Q queries, `wide` is a key and `wide_v
     wide = up(layer.keys.size, LANES) * LANES;
     wide_value = up(layer.values.size, LANES) * LANES;
     q.assign(queries * wide, 0.f);
-    scaled.assign(queries * wide, 0.f);
+    scaled.assign(queries * std::max<int64_t>(wide, TILE), 0.f);
     shifts.resize(queries);
     weights.resize(queries * TILE);
     scores.resize(queries * TILE);
@@ -259,37 +259,47 @@ struct Item {
     for (int64_t d = 0; d < layer.values.size; d++) mixed[d] += added;
   }
 
-  // One tile whose keys and values have this form. q [Q, wide]; shifts [Q], scale and zero [TILE] or null.
+  // q [Q, wide] times a tile's keys -> `scores` of the room [Q, TILE]
   template <Form FORM>
-  void tile(const uint8_t* keys, int64_t key_stride, const uint8_t* values, int64_t value_stride, int count,
-            int64_t position, const float* q, const float* shifts, const float* scale, const float* zero) {
-    float *scores = room.scores.data(), *weights = room.weights.data();
-    const int64_t size = layer.keys.size;
+  void score_tile(const uint8_t* keys, int64_t stride, int count, int64_t size, const float* q, float* scores) const {
     for (int64_t i = 0; i < queries; i += TOGETHER) {
       const float* some = q + i * room.wide;
       float* to = scores + i * TILE;
       switch (std::min<int64_t>(TOGETHER, queries - i)) {
-        case 1: score<FORM, 1>(keys, key_stride, count, size, some, room.wide, to); break;
-        case 2: score<FORM, 2>(keys, key_stride, count, size, some, room.wide, to); break;
-        case 3: score<FORM, 3>(keys, key_stride, count, size, some, room.wide, to); break;
-        default: score<FORM, 4>(keys, key_stride, count, size, some, room.wide, to);
+        case 1: score<FORM, 1>(keys, stride, count, size, some, room.wide, to); break;
+        case 2: score<FORM, 2>(keys, stride, count, size, some, room.wide, to); break;
+        case 3: score<FORM, 3>(keys, stride, count, size, some, room.wide, to); break;
+        default: score<FORM, 4>(keys, stride, count, size, some, room.wide, to);
       }
     }
+  }
+
+  // `weights` of the room [Q, TILE] times a tile's values, to `mixed`, rows of wide_value
+  template <Form FORM>
+  void mix_tile(const uint8_t* values, int64_t stride, int count, int64_t size, float* mixed) const {
+    for (int64_t i = 0; i < queries; i += TOGETHER) {
+      const float* some = room.weights.data() + i * TILE;
+      float* to = mixed + i * room.wide_value;
+      switch (std::min<int64_t>(TOGETHER, queries - i)) {
+        case 1: mix<FORM, 1>(values, stride, count, size, some, to, room.wide_value); break;
+        case 2: mix<FORM, 2>(values, stride, count, size, some, to, room.wide_value); break;
+        case 3: mix<FORM, 3>(values, stride, count, size, some, to, room.wide_value); break;
+        default: mix<FORM, 4>(values, stride, count, size, some, to, room.wide_value);
+      }
+    }
+  }
+
+  // One tile whose keys and values have this form. q [Q, wide]; shifts [Q], scale and zero [TILE] or null.
+  template <Form FORM>
+  void tile(const uint8_t* keys, int64_t key_stride, const uint8_t* values, int64_t value_stride, int count,
+            int64_t position, const float* q, const float* shifts, const float* scale, const float* zero) {
+    float* scores = room.scores.data();
+    score_tile<FORM>(keys, key_stride, count, layer.keys.size, q, scores);
     for (int64_t i = 0; i < queries; i++) {
       for (int t = 0; shifts && t < count; t++) scores[i * TILE + t] += shifts[i];
-      weigh(i, position, count, scores + i * TILE, scale, zero, weights + i * TILE);
+      weigh(i, position, count, scores + i * TILE, scale, zero, room.weights.data() + i * TILE);
     }
-    for (int64_t i = 0; i < queries; i += TOGETHER) {
-      const float* some = weights + i * TILE;
-      float* to = out + i * room.wide_value;
-      const int64_t size = layer.values.size;
-      switch (std::min<int64_t>(TOGETHER, queries - i)) {
-        case 1: mix<FORM, 1>(values, value_stride, count, size, some, to, room.wide_value); break;
-        case 2: mix<FORM, 2>(values, value_stride, count, size, some, to, room.wide_value); break;
-        case 3: mix<FORM, 3>(values, value_stride, count, size, some, to, room.wide_value); break;
-        default: mix<FORM, 4>(values, value_stride, count, size, some, to, room.wide_value);
-      }
-    }
+    mix_tile<FORM>(values, value_stride, count, layer.values.size, out);
   }
 
   // Rows of floats: the recent part, and the new tokens.

@@ -16,6 +16,7 @@
 
 #include <limits>
 
+#include "coded_blocks.h"
 #include "coded_keys.h"
 #include "floats.h"
 #include "products_q8.h"
@@ -66,7 +67,8 @@ struct Stored {  // keys, or values; the strides in numbers
 struct Cache {
   Stored keys, values;
   int64_t type, block_size;
-  coded::Cache* codes;  // not null: keys and values are there, and no numbers
+  coded::Cache* codes;    // where one of these is not null keys and values are there, and no numbers: in groups with
+  coded::Blocks* blocks;  // their newest tokens whole, or in blocks
 };
 
 struct Tokens {
@@ -404,7 +406,7 @@ struct Thread {
     const int64_t items = tokens.sequences * m.kv_heads * shared.splits;
     for (int64_t item = share_of(items, thread); item < share_of(items, thread + 1); item++) {
       const int64_t split = item % shared.splits, head = item / shared.splits % m.kv_heads;
-      if (cache.codes) {
+      if (cache.codes || cache.blocks) {
         attend_codes(layer, item / shared.splits / m.kv_heads, head, split);
         continue;
       }
@@ -488,12 +490,13 @@ struct Thread {
 
   // The same over keys and values in codes, for all new tokens of a sequence at once.
   void attend_codes(const Layer& layer, int64_t sequence, int64_t head, int64_t split) {
-    const coded::Layer& kept = cache.codes->layers[layer.place];
-    const bool windowed = layer.window, is_last = split == shared.splits - 1;
-    const coded::Sequence& of = cache.codes->sequences[windowed][sequence];
-    const coded::Run* runs = cache.codes->runs[windowed];
     const int64_t first = tokens.starts[sequence], rows = tokens.starts[sequence + 1] - first;
-    const int64_t queries = rows * kept.shared, stride = m.kv_heads * m.size;
+    const bool windowed = layer.window;
+    const coded::Layer alone = in_blocks(layer);
+    const coded::Sequence before{0, tokens.positions[first], first, rows, 0, 0, -1};
+    const coded::Layer& kept = cache.codes ? cache.codes->layers[layer.place] : alone;
+    const coded::Sequence& of = cache.codes ? cache.codes->sequences[windowed][sequence] : before;
+    const int64_t queries = rows * kept.shared;
     own.room.fit(kept, queries);
     float* top = sized(own.part, queries * (2 + own.room.wide_value));
     coded::Item item{kept, of, head, queries, own.room, top, top + queries, top + 2 * queries};
@@ -506,13 +509,10 @@ struct Thread {
       ready(layer, layer.of_q, row, q);
       for (int64_t j = 0; j < m.size; j++) q[j] *= kept.scale;
     }
-    const int64_t groups = coded::groups_of(of, runs, kept.group);
-    item.see(runs, groups * split / shared.splits, groups * (split + 1) / shared.splits, is_last);
-    if (is_last) {
-      float *k = new_keys(layer) + first * stride + head * m.size, *v = new_values(layer) + first * stride + head * m.size;
-      for (int64_t row = 0; layer.owns_keys && row < rows; row++) ready(layer, layer.of_k, first + row, k + row * stride);
-      item.floats(k - item.done * stride, stride, v - item.done * stride, stride, item.done + rows, of.past);
-      if (layer.owns_keys) item.keep(k, stride, v, stride, rows);
+    if (cache.codes) {
+      see_groups(layer, item, first, rows, split, cache.codes->runs[windowed]);
+    } else {
+      see_blocks(layer, item, sequence, first, rows, split);
     }
     for (int64_t i = 0; i < queries; i++) {
       float* to = share(first + i / kept.shared, head * kept.shared + i % kept.shared, split);
@@ -520,8 +520,63 @@ struct Thread {
       to[1] = top[queries + i];
       std::memcpy(to + 2, item.out + i * own.room.wide_value, m.size * sizeof(float));
     }
+    int64_t& bytes = cache.codes ? cache.codes->bytes : cache.blocks->bytes;
 #pragma omp atomic
-    cache.codes->bytes += item.bytes;
+    bytes += item.bytes;
+  }
+
+  // What is to be known of a layer whose codes lie in blocks.
+  coded::Layer in_blocks(const Layer& layer) const {
+    coded::Layer found{};
+    found.keys.size = found.values.size = m.size;
+    found.heads = m.kv_heads, found.shared = m.heads / m.kv_heads;
+    found.window = layer.window, found.sinks = m.sinks, found.scale = m.attention_scale;
+    return found;
+  }
+
+  // A share of the groups; the last one has the recent part and the new tokens, which it stores there.
+  void see_groups(const Layer& layer, coded::Item& item, int64_t first, int64_t rows, int64_t split,
+                  const coded::Run* runs) {
+    const int64_t groups = coded::groups_of(item.sequence, runs, item.layer.group), stride = m.kv_heads * m.size;
+    const bool is_last = split == shared.splits - 1;
+    item.see(runs, groups * split / shared.splits, groups * (split + 1) / shared.splits, is_last);
+    if (!is_last) return;
+    const int64_t at = first * stride + item.head * m.size, earlier = item.done * stride;
+    float *k = new_keys(layer) + at, *v = new_values(layer) + at;
+    for (int64_t row = 0; layer.owns_keys && row < rows; row++) ready(layer, layer.of_k, first + row, k + row * stride);
+    item.floats(k - earlier, stride, v - earlier, stride, item.done + rows, item.sequence.past);
+    if (layer.owns_keys) item.keep(k, stride, v, stride, rows);
+  }
+
+  // A share of the tokens; the last one has the new ones, which it quantizes first.
+  void see_blocks(const Layer& layer, coded::Item& item, int64_t sequence, int64_t first, int64_t rows, int64_t split) {
+    const coded::Blocks& blocks = *cache.blocks;
+    const int64_t past = item.sequence.past, head = item.head, size = blocks.block_size;
+    const bool is_last = split == shared.splits - 1;
+    const auto place = [&](int64_t position) {
+      return tokens.tables[sequence * tokens.blocks + position / size] * size + position % size;
+    };
+    for (int64_t row = first; is_last && layer.owns_keys && row < first + rows; row++) {
+      float* k = new_keys(layer) + (row * m.kv_heads + head) * m.size;
+      const float* v = new_values(layer) + (row * m.kv_heads + head) * m.size;
+      ready(layer, layer.of_k, row, k);
+      const int64_t index = (layer.place * blocks.places + place(tokens.positions[row])) * m.kv_heads + head;
+      coded::quantize_row(k, m.size, blocks.format, blocks.keys, index);
+      coded::quantize_row(v, m.size, blocks.format, blocks.values, index);
+    }
+    for (int64_t i = 0; i < item.queries; i++) {
+      Floats sums{};
+      for (int64_t d = 0; d < m.size; d += LANES) sums += load<Floats>(own.room.q.data() + i * own.room.wide + d);
+      own.room.shifts[i] = sum(sums);
+    }
+    const int64_t begin = past * split / shared.splits, end = is_last ? past + rows : past * (split + 1) / shared.splits;
+    const int64_t seen_from = layer.window ? std::max<int64_t>(0, past + 1 - layer.window) : 0;
+    const int64_t sinks = layer.window ? std::min(m.sinks, seen_from) : 0;
+    runs(begin, std::min(end, sinks), std::max(begin, seen_from), end, [&](int64_t position, int64_t n, int64_t) {
+      for (int64_t t = 0; t < n; t += coded::TILE)
+        coded::attend_tile(item, blocks, layer.place, place(position) + t, std::min<int64_t>(coded::TILE, n - t),
+                           position + t);
+    });
   }
 
   // What of two ranges lies side by side: function(position, tokens, how many came before).

@@ -101,13 +101,25 @@ class CodesArguments(ctypes.Structure):
     ]
 
 
+class RoundedArguments(ctypes.Structure):
+    """`struct coded::Rounded`."""
+
+    _fields_ = _fields(Pointer, "codes", "scale", "zero")
+
+
+class BlocksArguments(ctypes.Structure):
+    """`struct coded::Blocks`."""
+
+    _fields_ = [*_fields(RoundedArguments, "keys", "values"), *_fields(Whole, "format", "places", "block_size", "bytes")]
+
+
 class CacheArguments(ctypes.Structure):
     """`struct Cache`."""
 
     _fields_ = [
         *_fields(StoredArguments, "keys", "values"),
         *_fields(Whole, "type", "block_size"),
-        *_fields(Pointer, "codes"),
+        *_fields(Pointer, "codes", "blocks"),
     ]
 
 
@@ -294,8 +306,8 @@ def run(
     """(logits [wanted, V] float32; said [wanted, 3] float64: the token of the highest logit, the log of its
     probability, its logit, NaN where the row is no distribution). The cache has the new keys and values then.
 
-    where: a `workbench.models.placed.Keys`, of one of TYPES, or an `InCodes`, whose counter of bytes goes on.
-    token_ids, positions [N]; of each sequence side by side, in their order. starts [sequences + 1]. tables: of each
+    where: a `workbench.models.placed.Keys`, of one of TYPES, or an `InCodes` or `InCodedBlocks`, whose counter of bytes
+    goes on. token_ids, positions [N]; of each sequence side by side, in their order. starts [sequences + 1]. tables: of each
     sequence the blocks of all its tokens, new ones included. turns: tables [positions, 2, D] float32 of cos and signed
     sin. wanted: rows that get logits. first: row and sequence of the placed batch that these begin with.
     """
@@ -307,8 +319,7 @@ def run(
     blocks = (ctypes.c_int32 * len(padded))(*padded)
     logits = torch.empty(len(wanted), len(model.embedding))
     said = torch.empty(len(wanted), 3, dtype=torch.float64)
-    codes = _in_codes(where, *first) if hasattr(where, "seen") else None
-    cache = _of_numbers(where) if codes is None else CacheArguments(codes=ctypes.addressof(codes))
+    cache, codes = _cache(where, *first)
     tokens = TokenArguments(
         rows,
         sequences,
@@ -328,14 +339,19 @@ def run(
     return logits, said
 
 
-def _of_numbers(where: Any) -> CacheArguments:
-    return CacheArguments(
-        StoredArguments(where.keys.data_ptr(), *where.key_strides),
-        StoredArguments(where.values.data_ptr(), *where.value_strides),
-        TYPES.index(where.keys.dtype),
-        where.block_size,
-        None,
-    )
+def _cache(
+    where: Any, first_row: int, first_sequence: int
+) -> tuple[CacheArguments, CodesArguments | BlocksArguments | None]:
+    """What the loop is handed, and the part of it that counts bytes, which has to live as long."""
+    if hasattr(where, "seen"):
+        codes = _in_codes(where, first_row, first_sequence)
+        return CacheArguments(codes=ctypes.addressof(codes)), codes
+    if hasattr(where, "format"):
+        blocks = _in_blocks(where)
+        return CacheArguments(block_size=where.block_size, blocks=ctypes.addressof(blocks)), blocks
+    keys = StoredArguments(where.keys.data_ptr(), *where.key_strides)
+    values = StoredArguments(where.values.data_ptr(), *where.value_strides)
+    return CacheArguments(keys, values, TYPES.index(where.keys.dtype), where.block_size), None
 
 
 def _in_codes(where: Any, first_row: int, first_sequence: int) -> CodesArguments:
@@ -345,3 +361,12 @@ def _in_codes(where: Any, first_row: int, first_sequence: int) -> CodesArguments
     _, rows, heads, size = where.keys.shape
     new = [one.data_ptr() + first_row * heads * size * one.itemsize for one in (where.keys, where.values)]
     return CodesArguments(ctypes.addressof(where.layers), (Pointer * 2)(*found), (Pointer * 2)(*runs), *new, rows)
+
+
+def _in_blocks(where: Any) -> BlocksArguments:
+    keys, values = (
+        RoundedArguments(*(None if one is None else one.data_ptr() for one in (codes, scale, zero)))
+        for codes, scale, zero in (where.keys, where.values)
+    )
+    places = where.keys[0].shape[1]
+    return BlocksArguments(keys, values, coded_attention.FORMATS.index(where.format), places, where.block_size)

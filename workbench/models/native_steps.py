@@ -32,7 +32,7 @@ from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
 from workbench.models.decoder import Decoder, DecoderLayer
 from workbench.models.fast_layers import RMS_NORMS, detached, norm_weight
-from workbench.models.placed import InCodes, Keys, Placed, slots_of
+from workbench.models.placed import InCodedBlocks, InCodes, Keys, Placed, slots_of
 
 if TYPE_CHECKING:
     from workbench.kernels.cpu.step import LayerParts, Matrix, ModelParts, Norm
@@ -151,7 +151,7 @@ class NativeSteps:
 
     def _run(
         self,
-        where: Keys | InCodes,
+        where: Keys | InCodes | InCodedBlocks,
         token_ids: Sequence[int],
         positions: Sequence[int],
         starts: Sequence[int],

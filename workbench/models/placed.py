@@ -53,6 +53,22 @@ class InCodes:
     bytes_read: int = 0  # of the cache, by the steps that were taken
 
 
+@dataclass
+class InCodedBlocks:
+    """Keys and values of all layers in blocks of codes, each with a scale (and zero) of its token and head. A step
+    quantizes those of the new tokens itself, by the rule of `quantization.formats`."""
+
+    keys: Rounded
+    values: Rounded
+    format: str  # one of `kernels.cpu.coded_attention.FORMATS`
+    block_size: int
+    bytes_read: int = 0
+
+
+# codes [L, places, H_kv, D · bits / 8], scales and zeros [L, places, H_kv, 1] float16; a format may have no zeros
+Rounded = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+
+
 class Seen(Protocol):
     """What the sequences of a batch see of the cache."""
 
@@ -65,7 +81,7 @@ class Seen(Protocol):
 class Placed(NamedTuple):
     """Where a batch's keys and values lie: those that its sequences have, and the room for the new ones."""
 
-    where: Keys | InCodes
+    where: Keys | InCodes | InCodedBlocks
     tables: list[Sequence[int]]  # of each sequence, its blocks
 
 
