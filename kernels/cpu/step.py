@@ -110,7 +110,10 @@ class RoundedArguments(ctypes.Structure):
 class BlocksArguments(ctypes.Structure):
     """`struct coded::Blocks`."""
 
-    _fields_ = [*_fields(RoundedArguments, "keys", "values"), *_fields(Whole, "format", "places", "block_size", "bytes")]
+    _fields_ = [
+        *_fields(RoundedArguments, "keys", "values"),
+        *_fields(Whole, "format", "places", "block_size", "bytes"),
+    ]
 
 
 class CacheArguments(ctypes.Structure):
@@ -306,10 +309,10 @@ def run(
     """(logits [wanted, V] float32; said [wanted, 3] float64: the token of the highest logit, the log of its
     probability, its logit, NaN where the row is no distribution). The cache has the new keys and values then.
 
-    where: a `workbench.models.placed.Keys`, of one of TYPES, or an `InCodes` or `InCodedBlocks`, whose counter of bytes
-    goes on. token_ids, positions [N]; of each sequence side by side, in their order. starts [sequences + 1]. tables: of each
-    sequence the blocks of all its tokens, new ones included. turns: tables [positions, 2, D] float32 of cos and signed
-    sin. wanted: rows that get logits. first: row and sequence of the placed batch that these begin with.
+    where: a `workbench.models.placed.Keys`, of one of TYPES, or an `InCodes` or `InCodedBlocks`, whose counter of
+    bytes goes on. token_ids, positions [N]; of each sequence side by side, in their order. starts [sequences + 1].
+    tables: of each sequence the blocks of all its tokens, new ones included. turns: tables [positions, 2, D] float32 of
+    cos and signed sin. wanted: rows that get logits. first: row and sequence of the placed batch that these begin with.
     """
     rows, sequences, width = len(token_ids), len(tables), max(map(len, tables))
     whole = [*token_ids, *positions, *starts, *wanted]

@@ -320,9 +320,7 @@ class Quantized(PlacesInCodes):
         """k, v [n, H_kv, D] of one sequence to a layer."""
         self._add(*self._home[source], step.growths[index], k.transpose(0, 1), v.transpose(0, 1))
 
-    def _add(
-        self, store: _Store, at: Layers, place: Layers, grow: _Growth, k: torch.Tensor, v: torch.Tensor
-    ) -> None:
+    def _add(self, store: _Store, at: Layers, place: Layers, grow: _Growth, k: torch.Tensor, v: torch.Tensor) -> None:
         """Add new tokens [.., H_kv, n, D] of a layer, or of all, to the recent part, and quantize the groups that leave
         it."""
         group, count = self._plan.group, grow.after - grow.before

@@ -43,8 +43,8 @@ class Keys(NamedTuple):
 
 @dataclass
 class InCodes:
-    """Keys and values of all layers in codes, as the loop over them reads them (`kernels.cpu.coded_attention`), and room
-    for those of the new tokens: a kv in codes takes from there what the step has not stored."""
+    """Keys and values of all layers in codes, as the loop over them reads them (`kernels.cpu.coded_attention`), and
+    room for those of the new tokens: a kv in codes takes from there what the step has not stored."""
 
     layers: ctypes.Array[loop.Layer]  # by place
     seen: tuple[Seen | None, Seen | None]  # in layers without a window, and in those with one; None: there are none
