@@ -309,7 +309,7 @@ class Scenario:
             name = draw.choice(list(lengths))
             what = draw.choice(["truncate", "truncate", "truncate", "fork", "release"])
             cut = max(0, lengths[name] - draw.choice([1, 2, 5, 40]))
-            self.both(what, *{"truncate": (name, cut), "fork": (name, draw.randrange(100)), "release": (name,)}[what])
+            self.both(what, *{"truncate": (name, cut), "fork": (name, next(new for new in range(100) if new not in lengths)), "release": (name,)}[what])
         elif lengths and choice < 0.5:
             self.step(draw.choice(list(lengths)))
         else:
@@ -327,7 +327,7 @@ class Scenario:
     def batch(self, lengths: dict) -> None:
         names = self.draw.sample(list(lengths), self.draw.randint(0, len(lengths)))
         if not names or (len(lengths) < 4 and self.draw.random() < 0.4):
-            names.append(self.draw.randrange(100, 200))
+            names.append(next(name for name in range(100, 200) if name not in lengths))
         sizes, at = [], [lengths.get(name, 0) for name in names]
         for first in at:
             sizes.append(max(0, min(self.draw.choice([1, 1, 1, 2, 4, 9, 25]), 31 - sum(sizes), 90 - first)))

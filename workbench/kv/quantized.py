@@ -352,8 +352,7 @@ class Quantized(PlacesInCodes):
             in_loop = list(range(len(growths)))
         step = _Step(batch, growths, self._plan, self._keys.device, in_loop)
         if step.in_loop:
-            in_loop = [(growths[index], step.rows[index]) for index in step.in_loop]
-            step.seen_in_loop = self._seen_in_loop(in_loop)
+            step.seen_in_loop = self._seen_in_loop([(growths[index], step.rows[index]) for index in step.in_loop])
         for grow in growths:
             if grow.after > grow.before and grow.past:
                 recent = [t[:, grow.slot].clone() for t in (self._keys, self._values)]

@@ -116,9 +116,9 @@ class PlacesInCodes(Slots):
 
     def _placed(self, slots: list[int], rows: int, seen: dict[int | None, Seen]) -> Placed:
         layers, _, heads, _, size = self._keys.shape
-        new = [torch.empty(layers, rows, heads, size) for _ in "kv"]
+        keys, values = (torch.empty(layers, rows, heads, size, dtype=torch.float32) for _ in "kv")
         windowed = next((of_one for window, of_one in seen.items() if window is not None), None)
-        self._where = InCodes(self._layers_in_codes, (seen.get(None), windowed), *new)
+        self._where = InCodes(self._layers_in_codes, (seen.get(None), windowed), keys, values)
         return Placed(self._where, [[slot] for slot in slots])
 
     def _note_read(self) -> None:

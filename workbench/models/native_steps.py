@@ -10,9 +10,9 @@ and is made once a machine in some seconds. No Python and no allocation runs bet
 of them; threads meet at barriers, five a layer (seven where what is added is normed once more). So a step takes what
 its bytes take, and little more.
 
-It reads keys and values where they lie, in slots or blocks, of every kv that says where (`step_storage`,
-`place_batch`). What it does not take runs as it did: larger batches (`rows_limit`), trees, other kvs
-(`NativeSteps.reason` says why).
+It reads keys and values where they lie, in slots or blocks, as numbers or codes, of every kv that says where
+(`step_storage`, `place_step`, `place_batch`). What it does not take runs as it did: larger batches (`rows_limit`),
+trees, other kvs (`NativeSteps.reason` says why).
 
 Between the matrices numbers stay float32, where a model in 16 bits run by torch rounds after each operation: logits
 differ from torch's by such roundings, and are closer to those of the same weights in float32.

@@ -3,7 +3,8 @@
     sequence 5 → table [7, 2]      token 21, block size 16  →  block 2, token 5 of it
 
 Whoever computes steps by itself (`workbench.models.native_steps`) reads and writes there. A contiguous slot is one
-block of as many tokens as it has room for.
+block of as many tokens as it has room for. Codes lie in groups with a scale of each channel, or in blocks with one of
+each token and head.
 """
 
 from __future__ import annotations
