@@ -60,6 +60,15 @@ def why_not_native(model: Decoder) -> str:
     return loop.why_not_here()
 
 
+def why_not_steps_of(config: ModelConfig, device: torch.device | str) -> str:
+    """The same, of any model of this shape in a type that is taken."""
+    from workbench.kernels.cpu import step as loop
+
+    if torch.device(device).type != "cpu":
+        return f"native steps are for CPUs, and this is on {device}"
+    return why_not_shape(config) or loop.why_not_here()
+
+
 def why_not_shape(config: ModelConfig) -> str:
     """Why a model of this shape has no such steps; "" where it has."""
     if config.mixers:
