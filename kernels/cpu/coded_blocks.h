@@ -79,9 +79,11 @@ inline void quantize_row(const float* x, int64_t size, int64_t format, const Rou
     codes[i] = to_e4m3(std::min(std::max(steps(x[i], step), -highest), highest));
 }
 
-// Scales, or zeros, of tokens `stride` apart -> [TILE], times `factor`, zeros behind the last.
-inline void read_apart(const uint16_t* from, int64_t stride, int count, float factor, float* to) {
-  for (int t = 0; t < TILE; t++) to[t] = t < count ? half(from[t * stride]) * factor : 0;
+// Scales, or zeros, of tokens `stride` apart -> [TILE], zeros behind the last.
+inline void read_apart(const uint16_t* from, int64_t stride, int count, float* to) {
+  uint16_t bits[TILE] = {};
+  for (int t = 0; t < count; t++) bits[t] = from[t * stride];
+  read_scales(bits, true, 0, TILE, to);
 }
 
 // Up to TILE tokens side by side, the first at `place` of a layer and at `position` in its sequence. `shifts` of the room
@@ -90,14 +92,14 @@ inline void attend_tile(Item& item, const Blocks& blocks, int64_t layer, int64_t
   const int64_t size = item.layer.keys.size, heads = item.layer.heads, half_size = size / 2;
   const int64_t row = blocks.format == INT4 ? half_size : size, index = (layer * blocks.places + place) * heads + item.head;
   const uint8_t *keys = blocks.keys.codes + index * row, *values = blocks.values.codes + index * row;
-  const float factor = blocks.format == FP8 ? OF_E4M3 : 1;
   const bool has_zero = blocks.keys.zero;
   float of_keys[2 * TILE], of_values[2 * TILE];  // scales, then zeros
-  read_apart(blocks.keys.scale + index, heads, count, factor, of_keys);
-  read_apart(blocks.values.scale + index, heads, count, factor, of_values);
+  read_apart(blocks.keys.scale + index, heads, count, of_keys);
+  read_apart(blocks.values.scale + index, heads, count, of_values);
+  for (int t = 0; blocks.format == FP8 && t < count; t++) of_keys[t] *= OF_E4M3, of_values[t] *= OF_E4M3;
   if (has_zero) {
-    read_apart(blocks.keys.zero + index, heads, count, 1, of_keys + TILE);
-    read_apart(blocks.values.zero + index, heads, count, 1, of_values + TILE);
+    read_apart(blocks.keys.zero + index, heads, count, of_keys + TILE);
+    read_apart(blocks.values.zero + index, heads, count, of_values + TILE);
   }
   const float* q = item.room.q.data();
   float *scores = item.room.scores.data(), *uppers = item.room.scaled.data();

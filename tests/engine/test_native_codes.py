@@ -221,7 +221,10 @@ def test_a_token_in_blocks_is_quantized_to_the_very_codes(format):
         rows = torch.randn(4, 16, generator=draw) * 10.0 ** torch.randint(-9, 6, (4, 1), generator=draw)
         rows[0] += 10 * torch.randn(1, generator=draw)
         rows[1] = rows[1].abs() * (-1) ** step
-        rows[2] = torch.randint(-8, 9, (16,), generator=draw) * 2.0 ** torch.randint(-12, 9, (1,), generator=draw)
+        # halves of a step, as ties are
+        rows[2] = torch.randint(0, int(2 * kind.highest) + 1, (16,), generator=draw) / 2
+        rows[2, :2] = torch.tensor([0, kind.highest])
+        rows[2] *= 2.0 ** (step % 17 - 8)
         rows[3, step % 16] = EDGES[step % len(EDGES)]
         rows[3, :12] = rows[3, :12] if step % 3 else 0
         model.layers[0].attention.v.weight[:, 0] = rows.flatten()
