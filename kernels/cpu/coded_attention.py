@@ -116,8 +116,8 @@ class Kept:
         ]
         self._tensors = (codes, scales, zeros, recent)  # kept alive
         shape = (kv_heads, heads // kv_heads, group, places, recent[0].shape[2])
-        self._layer = Layer(*sides, *shape, FORMATS.index(format), window or 0, sinks, scale)
-        self._address = ctypes.addressof(self._layer)
+        self.layer = Layer(*sides, *shape, FORMATS.index(format), window or 0, sinks, scale)
+        self._address = ctypes.addressof(self.layer)
         self._attend = _functions().attend_codes
 
     def attend(

@@ -16,6 +16,8 @@
 
 #include <limits>
 
+#include "coded_blocks.h"
+#include "coded_keys.h"
 #include "floats.h"
 #include "products_q8.h"
 
@@ -66,6 +68,8 @@ struct Stored {  // keys, or values; the strides in numbers
 struct Cache {
   Stored keys, values;
   int64_t type, block_size;
+  coded::Cache* codes;    // where one of these is not null keys and values are there, and no numbers: in groups with
+  coded::Blocks* blocks;  // their newest tokens whole, or in blocks
 };
 
 struct Tokens {
@@ -105,8 +109,9 @@ struct Shared {
 
 // What a thread has for itself, kept from call to call.
 struct Own {
-  std::vector<float> x, divided, scales, up, scores, query;
+  std::vector<float> x, divided, scales, up, scores, query, part;
   std::vector<int64_t> branch;  // where the keys lie that a row of a tree sees beyond the text before it
+  coded::Room room;
   Rows inputs;
   CodedRows coded_inputs;
 };
@@ -389,11 +394,20 @@ struct Thread {
     const float* x = normed_rows(layer.before_attention);
     multiply(layer.q, x, tokens.rows, shared.q.data(), m.heads * m.size, layer.owns_keys ? &layer.k : &layer.o);
     if (layer.owns_keys) {
-      multiply(layer.k, x, tokens.rows, shared.k.data(), m.kv_heads * m.size, &layer.v);
-      multiply(layer.v, x, tokens.rows, shared.v.data(), m.kv_heads * m.size, &layer.o);
+      multiply(layer.k, x, tokens.rows, new_keys(layer), m.kv_heads * m.size, &layer.v);
+      multiply(layer.v, x, tokens.rows, new_values(layer), m.kv_heads * m.size, &layer.o);
     }
     wait();
   }
+
+  // Of a cache in codes those of all layers stay: where a group is to be quantized, its tokens come from here.
+  float* new_keys(const Layer& layer) const {
+    return cache.codes ? cache.codes->keys + of_layer(layer) : shared.k.data();
+  }
+  float* new_values(const Layer& layer) const {
+    return cache.codes ? cache.codes->values + of_layer(layer) : shared.v.data();
+  }
+  int64_t of_layer(const Layer& layer) const { return layer.place * cache.codes->rows * m.kv_heads * m.size; }
 
   char* stored(const Stored& of, int64_t place, int64_t sequence, int64_t head, int64_t position) const {
     const int64_t block = tokens.tables[sequence * tokens.blocks + position / cache.block_size];
@@ -410,6 +424,10 @@ struct Thread {
     const int64_t items = tokens.sequences * m.kv_heads * shared.splits;
     for (int64_t item = share_of(items, thread); item < share_of(items, thread + 1); item++) {
       const int64_t split = item % shared.splits, head = item / shared.splits % m.kv_heads;
+      if (cache.codes || cache.blocks) {
+        attend_codes(layer, item / shared.splits / m.kv_heads, head, split);
+        continue;
+      }
       by_type(cache.type, [&](auto type) {
         attend_head<decltype(type)::value>(layer, item / shared.splits / m.kv_heads, head, split);
       });
@@ -491,6 +509,97 @@ struct Thread {
     runs(a, b, c, d, [&](int64_t position, int64_t n, int64_t done) {
       mix<TYPE>(stored(cache.values, layer.place, sequence, head, position), cache.values.token, n, scores + done, of_query,
                 group, size, to + 2, next);
+    });
+  }
+
+  // The same over keys and values in codes, for all new tokens of a sequence at once.
+  void attend_codes(const Layer& layer, int64_t sequence, int64_t head, int64_t split) {
+    const int64_t first = tokens.starts[sequence], rows = tokens.starts[sequence + 1] - first;
+    const bool windowed = layer.window;
+    const coded::Layer alone = coded_layer(layer);
+    const coded::Sequence before{0, tokens.positions[first], first, rows, 0, 0, -1};
+    const coded::Layer& kept = cache.codes ? cache.codes->layers[layer.place] : alone;
+    const coded::Sequence& of = cache.codes ? cache.codes->sequences[windowed][sequence] : before;
+    const int64_t queries = rows * kept.shared;
+    own.room.fit(kept, queries);
+    float* top = sized(own.part, queries * (2 + own.room.wide_value));
+    coded::Item item{kept, of, head, queries, own.room, top, top + queries, top + 2 * queries};
+    item.done = tokens.positions[first] - of.past;
+    item.clear();
+    for (int64_t i = 0; i < queries; i++) {
+      const int64_t row = first + i / kept.shared, its = head * kept.shared + i % kept.shared;
+      float* q = own.room.q.data() + i * own.room.wide;
+      std::memcpy(q, shared.q.data() + (row * m.heads + its) * m.size, m.size * sizeof(float));
+      ready(layer, layer.of_q, row, q);
+      for (int64_t j = 0; j < m.size; j++) q[j] *= kept.scale;
+    }
+    if (cache.codes) {
+      see_groups(layer, item, first, rows, split, cache.codes->runs[windowed]);
+    } else {
+      see_blocks(layer, item, sequence, first, rows, split);
+    }
+    for (int64_t i = 0; i < queries; i++) {
+      float* to = share(first + i / kept.shared, head * kept.shared + i % kept.shared, split);
+      to[0] = top[i];
+      to[1] = top[queries + i];
+      std::memcpy(to + 2, item.out + i * own.room.wide_value, m.size * sizeof(float));
+    }
+    int64_t& bytes = cache.codes ? cache.codes->bytes : cache.blocks->bytes;
+#pragma omp atomic
+    bytes += item.bytes;
+  }
+
+  // What is to be known of a layer whose codes lie in blocks.
+  coded::Layer coded_layer(const Layer& layer) const {
+    coded::Layer found{};
+    found.keys.size = found.values.size = m.size;
+    found.heads = m.kv_heads, found.shared = m.heads / m.kv_heads;
+    found.window = layer.window, found.sinks = m.sinks, found.scale = m.attention_scale;
+    return found;
+  }
+
+  // A share of the groups; the last one has the recent part and the new tokens, which it stores there.
+  void see_groups(const Layer& layer, coded::Item& item, int64_t first, int64_t rows, int64_t split,
+                  const coded::Run* runs) {
+    const int64_t groups = coded::groups_of(item.sequence, runs, item.layer.group), stride = m.kv_heads * m.size;
+    const bool is_last = split == shared.splits - 1;
+    item.see(runs, groups * split / shared.splits, groups * (split + 1) / shared.splits, is_last);
+    if (!is_last) return;
+    const int64_t at = first * stride + item.head * m.size, earlier = item.done * stride;
+    float *k = new_keys(layer) + at, *v = new_values(layer) + at;
+    for (int64_t row = 0; layer.owns_keys && row < rows; row++) ready(layer, layer.of_k, first + row, k + row * stride);
+    item.floats(k - earlier, stride, v - earlier, stride, item.done + rows, item.sequence.past);
+    if (layer.owns_keys) item.keep(k, stride, v, stride, rows);
+  }
+
+  // A share of the tokens; the last one has the new ones, which it quantizes first.
+  void see_blocks(const Layer& layer, coded::Item& item, int64_t sequence, int64_t first, int64_t rows, int64_t split) {
+    const coded::Blocks& blocks = *cache.blocks;
+    const int64_t past = item.sequence.past, head = item.head, size = blocks.block_size;
+    const bool is_last = split == shared.splits - 1;
+    const auto place = [&](int64_t position) {
+      return tokens.tables[sequence * tokens.blocks + position / size] * size + position % size;
+    };
+    for (int64_t row = first; is_last && layer.owns_keys && row < first + rows; row++) {
+      float* k = new_keys(layer) + (row * m.kv_heads + head) * m.size;
+      const float* v = new_values(layer) + (row * m.kv_heads + head) * m.size;
+      ready(layer, layer.of_k, row, k);
+      const int64_t index = (layer.place * blocks.places + place(tokens.positions[row])) * m.kv_heads + head;
+      coded::quantize_row(k, m.size, blocks.format, blocks.keys, index);
+      coded::quantize_row(v, m.size, blocks.format, blocks.values, index);
+    }
+    for (int64_t i = 0; i < item.queries; i++) {
+      Floats sums{};
+      for (int64_t d = 0; d < m.size; d += LANES) sums += load<Floats>(own.room.q.data() + i * own.room.wide + d);
+      own.room.shifts[i] = sum(sums);
+    }
+    const int64_t begin = past * split / shared.splits, end = is_last ? past + rows : past * (split + 1) / shared.splits;
+    const int64_t seen_from = layer.window ? std::max<int64_t>(0, past + 1 - layer.window) : 0;
+    const int64_t sinks = layer.window ? std::min(m.sinks, seen_from) : 0;
+    runs(begin, std::min(end, sinks), std::max(begin, seen_from), end, [&](int64_t position, int64_t n, int64_t) {
+      for (int64_t t = 0; t < n; t += coded::TILE)
+        coded::attend_tile(item, blocks, layer.place, place(position) + t, std::min<int64_t>(coded::TILE, n - t),
+                           position + t);
     });
   }
 

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from workbench.kernels.cpu import coded_attention
 from workbench.kernels.cpu.codes import CodeProduct, WeightArguments
 from workbench.native.build import functions, why_no_library
 
@@ -93,10 +94,40 @@ class StoredArguments(ctypes.Structure):
     _fields_ = [*_fields(Pointer, "start"), *_fields(Whole, "layer", "block", "token", "head")]
 
 
+class CodesArguments(ctypes.Structure):
+    """`struct coded::Cache`."""
+
+    _fields_ = [
+        *_fields(Pointer, "layers"),
+        *((name, Pointer * 2) for name in ("sequences", "runs")),
+        *_fields(Pointer, "keys", "values"),
+        *_fields(Whole, "rows", "bytes"),
+    ]
+
+
+class RoundedArguments(ctypes.Structure):
+    """`struct coded::Rounded`."""
+
+    _fields_ = _fields(Pointer, "codes", "scale", "zero")
+
+
+class BlocksArguments(ctypes.Structure):
+    """`struct coded::Blocks`."""
+
+    _fields_ = [
+        *_fields(RoundedArguments, "keys", "values"),
+        *_fields(Whole, "format", "places", "block_size", "bytes"),
+    ]
+
+
 class CacheArguments(ctypes.Structure):
     """`struct Cache`."""
 
-    _fields_ = [*_fields(StoredArguments, "keys", "values"), *_fields(Whole, "type", "block_size")]
+    _fields_ = [
+        *_fields(StoredArguments, "keys", "values"),
+        *_fields(Whole, "type", "block_size"),
+        *_fields(Pointer, "codes", "blocks"),
+    ]
 
 
 class TokenArguments(ctypes.Structure):
@@ -278,6 +309,7 @@ class Rows(NamedTuple):
     """None where all sequences are texts; else for each row the row of its sequence that it follows, −1 for none, [N],
     and of each sequence how many of its first rows are a text."""
     given: torch.Tensor | None = None  # [N, d] float32 hidden states, for a model that takes them
+    first: tuple[int, int] = (0, 0)  # row and sequence of the placed batch that these begin with
 
 
 class Made(NamedTuple):
@@ -296,10 +328,10 @@ def run(
     """Logits of the rows that want them, and with `states` hidden states of all. The cache has the new keys and values
     then.
 
-    where: a `workbench.models.placed.Keys`, of one of TYPES. turns: tables [positions, 2, D] float32 of cos and signed
-    sin.
+    where: a `workbench.models.placed.Keys`, of one of TYPES, or an `InCodes` or `InCodedBlocks`, whose counter of
+    bytes goes on. turns: tables [positions, 2, D] float32 of cos and signed sin.
     """
-    token_ids, positions, starts, tables, wanted, trees, given = rows
+    token_ids, positions, starts, tables, wanted, trees, given, first = rows
     count, sequences, width = len(token_ids), len(tables), max(map(len, tables))
     parents, trunks = trees or ((), ())
     whole = [*token_ids, *positions, *starts, *wanted, *parents, *trunks]
@@ -314,12 +346,7 @@ def run(
     if given is not None:
         assert given.shape == (count, model.embedding.shape[1]) and given.dtype == torch.float32
         given = given.contiguous()
-    cache = CacheArguments(
-        StoredArguments(where.keys.data_ptr(), *where.key_strides),
-        StoredArguments(where.values.data_ptr(), *where.value_strides),
-        TYPES.index(where.keys.dtype),
-        where.block_size,
-    )
+    cache, codes = _cache(where, *first)
     behind = at + size * (2 * count + sequences + 1 + len(wanted))  # the parents
     tokens = TokenArguments(
         count,
@@ -339,4 +366,39 @@ def run(
     )
     arguments = (ctypes.byref(one) for one in (model.arguments, cache, tokens))
     _functions().step(*arguments, threads, logits.data_ptr(), said.data_ptr())
+    if codes is not None:
+        where.bytes_read += codes.bytes
     return Made(logits, said, hidden)
+
+
+def _cache(
+    where: Any, first_row: int, first_sequence: int
+) -> tuple[CacheArguments, CodesArguments | BlocksArguments | None]:
+    """What the loop is handed, and the part of it that counts bytes, which has to live as long."""
+    if hasattr(where, "seen"):
+        codes = _in_codes(where, first_row, first_sequence)
+        return CacheArguments(codes=ctypes.addressof(codes)), codes
+    if hasattr(where, "format"):
+        blocks = _in_blocks(where)
+        return CacheArguments(block_size=where.block_size, blocks=ctypes.addressof(blocks)), blocks
+    keys = StoredArguments(where.keys.data_ptr(), *where.key_strides)
+    values = StoredArguments(where.values.data_ptr(), *where.value_strides)
+    return CacheArguments(keys, values, TYPES.index(where.keys.dtype), where.block_size), None
+
+
+def _in_codes(where: Any, first_row: int, first_sequence: int) -> CodesArguments:
+    skipped = first_sequence * ctypes.sizeof(coded_attention.Sequence)
+    found = [None if seen is None else ctypes.addressof(seen.sequences) + skipped for seen in where.seen]
+    runs = [None if seen is None else ctypes.addressof(seen.runs) for seen in where.seen]
+    _, rows, heads, size = where.keys.shape
+    new = [one.data_ptr() + first_row * heads * size * one.itemsize for one in (where.keys, where.values)]
+    return CodesArguments(ctypes.addressof(where.layers), (Pointer * 2)(*found), (Pointer * 2)(*runs), *new, rows)
+
+
+def _in_blocks(where: Any) -> BlocksArguments:
+    keys, values = (
+        RoundedArguments(*(None if one is None else one.data_ptr() for one in (codes, scale, zero)))
+        for codes, scale, zero in (where.keys, where.values)
+    )
+    places = where.keys[0].shape[1]
+    return BlocksArguments(keys, values, coded_attention.FORMATS.index(where.format), places, where.block_size)

@@ -343,6 +343,10 @@ def _noted(seen, rows, given):
 # -- what it does not take ---------------------------------------------------------------------------------------------
 
 
+class OfItsOwn(Contiguous):
+    """May attend in another way."""
+
+
 @needs_compiler
 @torch.inference_mode()
 def test_larger_batches_and_other_caches_run_as_they_did():
@@ -351,7 +355,7 @@ def test_larger_batches_and_other_caches_run_as_they_did():
     cases = {
         f"up to {MAX_ROWS}": (Batch.of([text(MAX_ROWS + 1)], logits="all"), Contiguous(model.config)),
         "Recompute": (Batch.of([text(5)], logits="all"), Recompute(model.config)),
-        "another form": (Batch.of([text(5)], logits="all"), Paged(model.config, format="int8")),
+        "another form": (Batch.of([text(5)], logits="all"), OfItsOwn(model.config)),
         "float64": (Batch.of([text(5)], logits="all"), Contiguous(model.config, dtype=torch.float64)),
     }
     for words, (batch, kv) in cases.items():

@@ -30,7 +30,9 @@ class KV(Protocol):
     `place_batch(batch)` begins a batch of any form and returns where its keys and values lie and belong
     (`workbench.models.placed.Placed`), for a step that reads and writes them by itself, all layers of them, and says
     so with `note_batch(batch)`; one that never does was interrupted, and its batch is undone. It returns None, and has
-    begun nothing, where they are kept in another form (`workbench.models.native_steps`).
+    begun nothing, where they are kept in another form (`workbench.models.native_steps`); `why_not_placed(batch)` says
+    why then, in words. A kv that has no storage to show to compiled steps, as it keeps codes, may have
+    `place_step(sequence)` in its place: where the next token belongs, or None, and then `note_step(sequence)`.
     Two others likewise: `room_for(layer, batch)` returns where the new keys and values belong, for a model that writes
     them itself, in a launch that does more (`workbench.models.fused`), and `attend_written(layer, q, batch)` attends
     then; see `Paged`.

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from workbench.kv.paged_store import KeysAndValues, Store
+from workbench.kv.paged_store import Store
 from workbench.kv.slots import Places, Slots
 from workbench.models.batch import Batch
-from workbench.models.placed import Placed, blocks_of
+from workbench.models.config import ModelConfig
+from workbench.models.placed import InCodedBlocks, Keys, Placed
 
 if TYPE_CHECKING:
     from workbench.kv.blocks import BlockTables
@@ -23,6 +24,10 @@ class PlacesInBlocks(Slots):
     attend: ClassVar[Any]
     attend_of_pool: ClassVar[Any]  # that of `Paged`, whatever a class on top has
     books_only = False  # while a batch begins that nobody will attend with
+    bytes_read = 0  # of keys and values in codes, by steps that read them by themselves
+    _where: Keys | InCodedBlocks | None = None  # of the batch that was placed
+    config: ModelConfig
+    format: str | None
 
     def attends_as_paged(self) -> bool:
         return type(self).attend is type(self).attend_of_pool
@@ -30,15 +35,29 @@ class PlacesInBlocks(Slots):
     def _copy(self, source: int, target: int, length: int) -> None:
         """A fork shares its blocks until one of the two writes."""
 
-    def place_batch(self, batch: Batch) -> Placed | None:
-        """As `Contiguous.place_batch`; None also where keys and values are stored as something else."""
-        if not self.attends_as_paged() or not isinstance(self.store, KeysAndValues):
-            return None
+    def why_not_placed(self, batch: Batch) -> str:
+        """Why a batch has to come through `attend`; "" where it does not."""
+        if not self.attends_as_paged():
+            return f"a {type(self).__name__} attends in a way of its own"
+        where = self.store.where(self.block_size)
+        if where is None:
+            return f"this {type(self).__name__} keeps keys and values in another form or place"
         if self.store.tensors[0].device.type != "cpu":
+            return f"it is for CPUs, and this cache is on {self.store.tensors[0].device}"
+        if not isinstance(where, InCodedBlocks):
+            return ""
+        if self.format == "int4" and self.config.head_dim % 16:
+            return f"codes of 4 bits are read for heads of a multiple of 16 values; these have {self.config.head_dim}"
+        return "" if batch.parents is None else "a tree over a cache in codes runs as it is"
+
+    def place_batch(self, batch: Batch) -> Placed | None:
+        """As `Contiguous.place_batch`; None where `why_not_placed` says why."""
+        if self.why_not_placed(batch):
             return None
         self._begin_books(batch)
-        where = blocks_of(*self.store.whole(), self.block_size)
-        return Placed(where, self.tables_of(batch))
+        self._where = self.store.where(self.block_size)
+        assert self._where is not None, "why_not_placed was asked"
+        return Placed(self._where, self.tables_of(batch))
 
     def tables_of(self, batch: Batch) -> list[Sequence[int]]:
         """The blocks of each of its sequences."""
@@ -47,6 +66,9 @@ class PlacesInBlocks(Slots):
     def note_batch(self, batch: Batch) -> None:
         """A step has written the keys and values of all layers of the batch that was placed."""
         self._enter(self.config.num_layers - 1, batch)
+        if isinstance(self._where, InCodedBlocks):
+            self.bytes_read += self._where.bytes_read
+        self._where = None
 
     def begin_books(self, batch: Batch) -> Places:
         """`begin` for a step that attends by itself: only tables and lengths change, as if all layers had run."""

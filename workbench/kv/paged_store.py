@@ -10,6 +10,7 @@ from workbench.errors import unknown
 from workbench.instruments.memory import require_bytes
 from workbench.kv.slots import check_size, require_books
 from workbench.models.config import ModelConfig
+from workbench.models.placed import InCodedBlocks, Keys, blocks_of
 from workbench.quantization.formats import FORMATS, Format, decode, encode, fit
 
 PAGED_FORMATS: dict[str, Format] = {"int8": FORMATS["int8"], "fp8": FORMATS["fp8_e4m3"], "int4": FORMATS["int4"]}
@@ -48,6 +49,11 @@ class Store(ABC):
     def room(self, layer: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Keys and values [places, H_kv, D] of a layer, views to write to; None where they are stored as something
         else."""
+        return None
+
+    def where(self, block_size: int) -> Keys | InCodedBlocks | None:
+        """Where all layers lie, for a step that reads and writes them by itself; None where they are stored as
+        something else."""
         return None
 
     @abstractmethod
@@ -98,6 +104,9 @@ class KeysAndValues(Store):
         keys, values = self.tensors[0].unbind(2) if self._side_by_side else self.tensors
         return keys, values
 
+    def where(self, block_size: int) -> Keys:
+        return blocks_of(*self.whole(), block_size)
+
     def read(self, layer: int, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         found = [_gather(stored[layer], at) for stored in self.tensors]
         k, v = found[0].unbind(-3) if self._side_by_side else found
@@ -142,6 +151,7 @@ class Codes(Store):
         self, config: ModelConfig, places: int, dtype: torch.dtype, device: torch.device | str, format: str | None
     ) -> None:
         self._format, self._dtype = _format_named(format), dtype
+        self._name = str(format)
         room = (len(config.kv_layers), places, config.num_kv_heads)
         code, bits = self._format.code_dtype, self._format.bits
         parts = []
@@ -167,6 +177,12 @@ class Codes(Store):
             for stored, part in zip(parts, coded):
                 assert part is not None, "as many tensors as the format has parts"
                 stored[layer].view(torch.uint8).index_copy_(0, at, part.to(stored.dtype).contiguous().view(torch.uint8))
+
+    def where(self, block_size: int) -> InCodedBlocks:
+        half = len(self.tensors) // 2
+        (k, k_scale, *k_zero), (v, v_scale, *v_zero) = self.tensors[:half], self.tensors[half:]
+        keys, values = (k, k_scale, k_zero[0] if k_zero else None), (v, v_scale, v_zero[0] if v_zero else None)
+        return InCodedBlocks(keys, values, self._name, block_size)
 
     def read(self, layer: int, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         half, found = len(self.tensors) // 2, []

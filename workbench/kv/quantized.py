@@ -37,8 +37,9 @@ import torch
 import torch.nn.functional as F
 
 from workbench.errors import WorkbenchError, unknown
-from workbench.kv.quantized_codes import Seen, choose_attention, loop_over, seen_by, sequences_for_loop
-from workbench.kv.slots import Places, Slots, check_size, dtype_name, require_room, stored_dtype
+from workbench.kv.quantized_codes import Growth, Seen, choose_attention, loop_over, seen_by, sequences_for_loop
+from workbench.kv.quantized_place import PlacesInCodes
+from workbench.kv.slots import Places, check_size, dtype_name, require_room, stored_dtype
 from workbench.models.attention import eager_attention, fused_mask, sdpa_attention
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
@@ -48,6 +49,7 @@ from workbench.quantization.formats import FORMATS, Format, decode, encode, fit
 KV_FORMATS: dict[str, Format] = {"int8": FORMATS["int8"], "fp8": FORMATS["fp8_e4m3"], "int4": FORMATS["int4"]}
 SCALE_DTYPE = torch.float16
 GROUP = 32  # KIVI's
+Layers = int | slice  # one of them, or all
 
 NOT_QUANTIZED = {  # other kinds of kv: why none of them takes a format
     "recompute": "it stores nothing that could be in fewer bits",
@@ -73,7 +75,7 @@ def check_takes_format(kind: str, settings: dict[str, Any]) -> None:
             raise WorkbenchError(f"kv {kind!r} takes no {name} (got {settings[name]!r}): {NOT_QUANTIZED[kind]}")
 
 
-class Quantized(Slots):
+class Quantized(PlacesInCodes):
     """A KV cache of `max_sequences` slots in few bits, all allocated here and now.
 
     format: "int8", "fp8" (e4m3) or "int4", two codes a byte. group: tokens that share a key's scale, at least 2, and
@@ -212,6 +214,8 @@ class Quantized(Slots):
             step.scratch = None
         return out if out_dtype == self.dtype else out.to(out_dtype)
 
+    attend_of_groups = attend
+
     def _attend_codes(
         self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, out: torch.Tensor
     ) -> None:
@@ -313,24 +317,27 @@ class Quantized(Slots):
         return out.reshape(1, q.shape[1], -1)
 
     def _put(self, source: int, step: _Step, index: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Add the new tokens to the recent part, and quantize the groups that leave it."""
-        store, at, place = self._home[source]
-        grow, group = step.growths[index], self._plan.group
+        """k, v [n, H_kv, D] of one sequence to a layer."""
+        self._add(*self._home[source], step.growths[index], k.transpose(0, 1), v.transpose(0, 1))
+
+    def _add(self, store: _Store, at: Layers, place: Layers, grow: _Growth, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Add new tokens [.., H_kv, n, D] of a layer, or of all, to the recent part, and quantize the groups that leave
+        it."""
+        group, count = self._plan.group, grow.after - grow.before
         recent = grow.past - grow.before * group  # tokens in the recent part until now
         stored = [t[place, grow.slot] for t in (self._keys, self._values)]
-        new = [t.transpose(0, 1).to(self.dtype) for t in (k, v)]
-        count = grow.after - grow.before
+        new = [t.to(self.dtype) for t in (k, v)]
         if not count:
             for one, come in zip(stored, new):
-                one[:, recent : recent + come.shape[1]] = come
+                one[..., recent : recent + come.shape[-2], :] = come
             return
-        tails = [torch.cat((one[:, :recent], come), 1) for one, come in zip(stored, new)]
-        leaving = [tail[:, : count * group].unflatten(1, (count, group)) for tail in tails]
+        tails = [torch.cat((one[..., :recent, :], come), -2) for one, come in zip(stored, new)]
+        leaving = [tail[..., : count * group, :].unflatten(-2, (count, group)) for tail in tails]
         store.write(at, grow.slot, grow.before, *leaving)
         for one, tail in zip(stored, tails):
-            stay = tail[:, count * group :]
-            one[:, : stay.shape[1]] = stay
-            one[:, stay.shape[1] :] = 0
+            stay = tail[..., count * group :, :]
+            one[..., : stay.shape[-2], :] = stay
+            one[..., stay.shape[-2] :, :] = 0
 
     # -- what a slot holds ---------------------------------------------------------------------------------------
 
@@ -340,13 +347,12 @@ class Quantized(Slots):
             before = self._groups[slot]
             after = max(before, self._plan.groups_of(length))
             growths.append(_Growth(slot, past, before, after, self._since[slot]))
-        step = _Step(batch, growths, self._plan, self._keys.device, sequences_for_loop(batch) if self._loops else [])
+        in_loop = sequences_for_loop(batch) if self._loops else []
+        if self.placing:  # whoever attends reads all of them as codes
+            in_loop = list(range(len(growths)))
+        step = _Step(batch, growths, self._plan, self._keys.device, in_loop)
         if step.in_loop:
-            in_loop = [(growths[index], step.rows[index]) for index in step.in_loop]
-            step.seen_in_loop = {
-                window: seen_by(in_loop, store, self.group, window, self.config.attention_sinks)
-                for window, store in self._stores.items()
-            }
+            step.seen_in_loop = self._seen_in_loop([(growths[index], step.rows[index]) for index in step.in_loop])
         for grow in growths:
             if grow.after > grow.before and grow.past:
                 recent = [t[:, grow.slot].clone() for t in (self._keys, self._values)]
@@ -356,6 +362,11 @@ class Quantized(Slots):
         for grow in growths:
             self._groups[grow.slot] = grow.after
             self._since[grow.slot] = max(grow.since, grow.after - self._plan.ring)
+
+    def _seen_in_loop(self, growths: list[tuple[Growth, slice]]) -> dict[int | None, Seen]:
+        """What these sequences, each with its rows of the batch, see in layers of each window."""
+        sinks = self.config.attention_sinks
+        return {window: seen_by(growths, store, self.group, window, sinks) for window, store in self._stores.items()}
 
     def _undo(self) -> None:
         """Codes of this batch away, and the recent part and what a ring wrote over back in their place."""
@@ -558,13 +569,13 @@ class _Store:
                 here = (at, slot, slice(None), slice(place, place + end - begin))
                 decode(codes[here], scale[here], None if zero is None else zero[here], self.format, packed=-2, out=out)
 
-    def write(self, at: int, slot: int, first: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        """k [H_kv, groups, group, D] and v as groups first …; of more than a ring holds, those that stay."""
-        last = first + k.shape[1]
+    def write(self, at: Layers, slot: int, first: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        """k [.., H_kv, groups, group, D] and v as groups first …; of more than a ring holds, those that stay."""
+        last = first + k.shape[-3]
         for begin, end, place in self._kept_runs(first, last):
             here = (at, slot, slice(None), slice(place, place + end - begin))
             for x, axis, *stored in zip((k, v), (-2, -1), self._codes, self._scales, self._zeros):
-                x = x[:, begin - first : end - first]
+                x = x[..., begin - first : end - first, :, :]
                 scale, zero = fit(x, self.format, axis, SCALE_DTYPE)
                 for t, new in zip(stored, (encode(x, scale, zero, self.format, packed=-2), scale, zero)):
                     if t is not None and new is not None:

@@ -11,9 +11,10 @@ and is made once a machine in some seconds. No Python and no allocation runs bet
 of them; threads meet at barriers, five a layer (seven where what is added is normed once more). So a step takes what
 its bytes take, and little more.
 
-It reads keys and values where they lie, in slots or blocks, of every kv that says where (`step_storage`,
-`place_batch`). What it does not take runs as it did: larger batches (`rows_limit`), other kvs (`NativeSteps.reason`
-says why). A tree stays in one piece, and each of its rows comes with the one that it follows.
+It reads keys and values where they lie, in slots or blocks, as numbers or codes, of every kv that says where
+(`step_storage`, `place_step`, `place_batch`). What it does not take runs as it did: larger batches (`rows_limit`),
+other kvs, trees over codes (`NativeSteps.reason` says why). A tree stays in one piece, and each of its rows comes with
+the one that it follows.
 
 Between the matrices numbers stay float32, where a model in 16 bits run by torch rounds after each operation: logits
 differ from torch's by such roundings, and are closer to those of the same weights in float32.
@@ -35,7 +36,7 @@ from workbench.models.config import ModelConfig
 from workbench.models.decoder import Decoder, DecoderLayer
 from workbench.models.fast_layers import RMS_NORMS, detached, norm_weight
 from workbench.models.linear import torch_multiplies
-from workbench.models.placed import Keys, slots_of
+from workbench.models.placed import InCodedBlocks, InCodes, Keys, Placed, slots_of
 
 if TYPE_CHECKING:
     from workbench.kernels.cpu.step import LayerParts, Made, Matrix, ModelParts, Norm, Rows
@@ -68,6 +69,15 @@ def why_not_model(model: Decoder) -> str:
     if model.dtype not in TYPES:
         return f"it computes in float32, and {model.name} is in {str(model.dtype).removeprefix('torch.')}"
     return ""
+
+
+def why_not_steps_of(config: ModelConfig, device: torch.device | str) -> str:
+    """The same, of any model of this shape in a type that is taken."""
+    from workbench.kernels.cpu import step as loop
+
+    if torch.device(device).type != "cpu":
+        return f"native steps are for CPUs, and this is on {device}"
+    return why_not_shape(config) or loop.why_not_here()
 
 
 def why_not_shape(config: ModelConfig) -> str:
@@ -128,7 +138,7 @@ class NativeSteps:
     def may_call(self, kv: Any) -> bool:
         """Whether steps of one row with this kv are taken without a batch, from its first token on. Where it is empty
         yet the first token is a prompt, and comes in a batch."""
-        return hasattr(kv, "step_storage") and bool(kv.config == self.config)
+        return any(hasattr(kv, name) for name in ("step_storage", "place_step")) and bool(kv.config == self.config)
 
     def one_call(
         self, token: int, position: int, sequence: Hashable, kv: Any, tables: Tables
@@ -144,15 +154,14 @@ class NativeSteps:
         """The same, and for a model that takes hidden states, given [1, d], the ones that it gives."""
         from workbench.kernels.cpu.step import Rows
 
-        storage = kv.step_storage(sequence) if self.may_call(kv) else None
-        if storage is None or storage.length != position or not 0 <= token < self.config.vocab_size:
+        if not self.may_call(kv) or kv.lengths.get(sequence) != position or not 0 <= token < self.config.vocab_size:
             return None  # whoever takes the step the ordinary way says what is wrong
-        where = slots_of(storage.keys, storage.values)
-        if where.keys.dtype not in TYPES or where.keys.device.type != "cpu":
+        placed = kv.place_step(sequence) if hasattr(kv, "place_step") else _in_slots(kv, sequence)
+        if placed is None:
             return None
         turns = tables(position + 1)
-        rows = Rows([token], [position], [0, 1], [[storage.slot]], [0], given=given)
-        made = self._run(where, rows, turns, states=given is not None)
+        rows = Rows([token], [position], [0, 1], placed.tables, [0], given=given)
+        made = self._run(placed.where, rows, turns, states=given is not None)
         kv.note_step(sequence)
         self.reason = "a step is one function in C++"
         return made
@@ -178,7 +187,7 @@ class NativeSteps:
             raise WorkbenchError(f"a batch of {batch.num_tokens} rows wants logits of rows {wanted}")
         placed = kv.place_batch(batch)
         if placed is None:
-            self.reason = f"this {type(kv).__name__} keeps keys and values in another form or place"
+            self.reason = _why_not_placed(kv, batch)
             return None
         turns, positions = tables(max(batch.lengths_after())), batch.positions.tolist()
         rows = Rows(token_ids, positions, batch.query_starts, placed.tables, wanted, _trees_of(batch), given)
@@ -200,7 +209,7 @@ class NativeSteps:
             return "there is no such token"
         return ""
 
-    def _run(self, where: Keys, rows: Rows, turns: list[torch.Tensor], states: bool) -> Made:
+    def _run(self, where: Keys | InCodes | InCodedBlocks, rows: Rows, turns: list[torch.Tensor], states: bool) -> Made:
         """As `kernels.cpu.step.run`; of many rows a piece after the other, each over the keys of those before it."""
         from workbench.kernels.cpu import step as loop
 
@@ -220,6 +229,19 @@ class NativeSteps:
         if len(turns) != len(known) or any(one is not before for one, (before, _) in zip(turns, known)):
             known = self._turns = [(one, one.float().contiguous()) for one in turns]
         return [floats for _, floats in known]
+
+
+def _in_slots(kv: Any, sequence: Hashable) -> Placed | None:
+    """Of a kv that shows its storage: where the next token of a sequence belongs."""
+    storage = kv.step_storage(sequence)
+    if storage is None or storage.keys.dtype not in TYPES or storage.keys.device.type != "cpu":
+        return None
+    return Placed(slots_of(storage.keys, storage.values), [[storage.slot]])
+
+
+def _why_not_placed(kv: Any, batch: Batch) -> str:
+    reason = kv.why_not_placed(batch) if hasattr(kv, "why_not_placed") else ""
+    return reason or f"this {type(kv).__name__} keeps keys and values in another form or place"
 
 
 def _trees_of(batch: Batch) -> tuple[list[int], list[int]] | None:
@@ -257,6 +279,7 @@ def _cut(rows: Rows) -> Iterator[Rows]:
             [row - first for row in rows.wanted if first <= row < end],
             None if rows.trees is None else (parents[first:end], [trunks[index] for index in here]),
             None if rows.given is None else rows.given[first:end],
+            (first, here[0]),
         )
         first = end
 

@@ -3,17 +3,23 @@
     sequence 5 → table [7, 2]      token 21, block size 16  →  block 2, token 5 of it
 
 Whoever computes steps by itself (`workbench.models.native_steps`) reads and writes there. A contiguous slot is one
-block of as many tokens as it has room for.
+block of as many tokens as it has room for. Codes lie in groups with a scale of each channel, or in blocks with one of
+each token and head.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
 from workbench.models.batch import Batch
+
+if TYPE_CHECKING:
+    from workbench.kernels.cpu import coded_attention as loop
 
 
 class Strides(NamedTuple):
@@ -36,10 +42,47 @@ class Keys(NamedTuple):
     block_size: int
 
 
+@dataclass
+class InCodes:
+    """Keys and values of all layers in codes, as the loop over them reads them (`kernels.cpu.coded_attention`), and
+    room for those of the new tokens: a kv in codes takes from there what the step has not stored."""
+
+    layers: ctypes.Array[loop.Layer]  # by place
+    seen: tuple[Seen | None, Seen | None]  # in layers without a window, and in those with one; None: there are none
+    keys: torch.Tensor  # [places, N, H_kv, D] float32
+    values: torch.Tensor
+    bytes_read: int = 0  # of the cache, by the steps that were taken
+
+
+@dataclass
+class InCodedBlocks:
+    """Keys and values of all layers in blocks of codes, each with a scale (and zero) of its token and head. A step
+    quantizes those of the new tokens itself, by the rule of `quantization.formats`."""
+
+    keys: Rounded
+    values: Rounded
+    format: str  # one of `kernels.cpu.coded_attention.FORMATS`
+    block_size: int
+    bytes_read: int = 0
+
+
+# codes [L, places, H_kv, D · bits / 8], scales and zeros [L, places, H_kv, 1] float16; a format may have no zeros
+Rounded = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+
+
+class Seen(Protocol):
+    """What the sequences of a batch see of the cache."""
+
+    @property
+    def sequences(self) -> ctypes.Array[loop.Sequence]: ...
+    @property
+    def runs(self) -> ctypes.Array[loop.Run]: ...
+
+
 class Placed(NamedTuple):
     """Where a batch's keys and values lie: those that its sequences have, and the room for the new ones."""
 
-    where: Keys
+    where: Keys | InCodes | InCodedBlocks
     tables: list[Sequence[int]]  # of each sequence, its blocks
 
 

@@ -17,7 +17,7 @@ from picture_claims import cut_or_small
 
 from workbench.errors import WorkbenchError
 from workbench.experiments import run_experiment
-from workbench.instruments.bench import Bench
+from workbench.instruments.bench import Bench, steps_of
 from workbench.instruments.costs import causal_pairs, kv_bytes
 from workbench.instruments.device import PUBLISHED
 from workbench.instruments.records import Measurement
@@ -91,7 +91,8 @@ class VariantBench(Bench):
             self.made[name] = Decoder(CACHE_VARIANTS[name], tokenizer=shipped_tokenizer(), name=name)
             initialize(self.made[name], 0)
             self.made[name].eval().requires_grad_(False)
-        return decoding.prepare(self.made[name]) if arrangement == "fast" else self.made[name]
+        made = self.made[name]
+        return made if arrangement == "plain" else decoding.prepare(made, **steps_of(arrangement), say=self.report)
 
 
 @pytest.fixture
@@ -248,7 +249,7 @@ def test_what_is_read_as_codes_is_predicted_without_numbers_in_between(bench):
 
 
 def test_a_way_that_cannot_be_had_is_left_out_by_name_with_the_reason(make, monkeypatch):
-    codes = {name: way for name, way in decoding.WAYS.items() if way.reads_codes}
+    codes = {n: decoding.WAYS[n] for n in decoding.COMPARISONS["formats"] if decoding.WAYS[n].reads_codes}
     here, left_out = decoding.ways_here("formats", "random-1b", "cuda")
     assert list(here) == ["mha", "int8", "fp8", "int4"] and set(left_out) == set(codes)
     assert all("is for CPUs, and this cache is on cuda" in reason for reason in left_out.values())
@@ -262,6 +263,23 @@ def test_a_way_that_cannot_be_had_is_left_out_by_name_with_the_reason(make, monk
     assert {m.settings["way"] for m in made} == set(here)
     words = f"Left out here: {'; '.join(way.title for way in codes.values())}. The reason: no compiler was found."
     assert words in reports and words in panel.said and len(panel.view(panel.settings).rows) == len(here)
+
+
+def test_native_steps_stand_beside_the_loop_over_codes_and_say_what_they_were(bench):
+    asked = {"compare": "native steps", "largest_context": 250, "repeats": 1}
+    last = {m.settings["way"]: m for m in run_experiment("smaller.variants", asked, bench)}
+    here, left_out = decoding.ways_here("native steps", "stdlib-3m", "cpu")
+    assert list(last) == list(here)
+    for name, m in last.items():
+        assert decoding.WAYS[name].native == m.check.endswith("one function in C++")
+    for name in {"int8 native", "int4 native"} - set(left_out):
+        eager, native = last[name.replace("native", "as codes")], last[name]
+        # what is read, and with which codes: those of a chunk's keys may differ in the last place
+        assert native.counts["cache_bytes_read_a_step"] == eager.counts["cache_bytes_read_a_step"]
+        lost = [m.counts["largest_difference"] for m in (native, eager)]
+        assert lost[0] == pytest.approx(lost[1], rel=0.5)
+    on_gpu, why = decoding.ways_here("native steps", "random-1b", "cuda")
+    assert list(on_gpu) == ["mha"] and "native steps are for CPUs" in why["mha native"]
 
 
 def test_formats_are_drawn_each_in_its_colour_and_no_label_is_cut(make):

@@ -24,6 +24,7 @@ from workbench.models.assembly import fill, hollow_decoder, random_tensors
 from workbench.models.batch import Batch
 from workbench.models.config import LatentAttentionShape, ModelConfig
 from workbench.models.fast import FastDecoder
+from workbench.models.native_steps import why_not_steps_of
 from workbench.models.shapes import public_shape
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Way:
     kv: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     exact: bool = True  # the same numbers as without a cache, but for rounding
+    native: bool = False  # its steps are one function in C++, whatever the arrangement of the others
 
     @property
     def reads_codes(self) -> bool:
@@ -102,23 +104,41 @@ WAYS = {
             )
             for name in ("int8", "fp8", "int4")
         ),
+        Way("mha native", "MHA, native steps", "mha", "contiguous", native=True),
+        *(
+            Way(
+                f"{name} native",
+                f"MHA in {name}, native steps",
+                "mha",
+                "quantized",
+                {"format": name, **AS_CODES},
+                exact=False,
+                native=True,
+            )
+            for name in ("int8", "int4")
+        ),
     )
 }
 COMPARISONS = {
     "variants": ("mha", "gqa", "mqa", "mla", "hybrid", "shared"),
     "forms of MLA": ("mha", "mla", "mla re-expanded", "mla kept expanded"),
     "formats": ("mha", "int8", "fp8", "int4", "int8 as codes", "fp8 as codes", "int4 as codes"),
+    "native steps": ("mha", "mha native", "int8 as codes", "int8 native", "int4 as codes", "int4 native"),
 }
 
 
 def ways_here(compare: str, size: str, device: str) -> tuple[dict[str, Way], dict[str, str]]:
     """({name: way} of those that run on a device, {name: why} of the others), in the order of the comparison."""
     ways = {name: WAYS[name] for name in COMPARISONS[compare]}
-    left_out: dict[str, str] = {}
-    if any(way.reads_codes for way in ways.values()):
-        reason = why_not_codes(stored_dtype(dtype_of_size(size), device), device)
-        left_out = {name: reason for name, way in ways.items() if way.reads_codes and reason}
+    reasons = {name: _why_not_here(way, size, device) for name, way in ways.items()}
+    left_out = {name: reason for name, reason in reasons.items() if reason}
     return {name: way for name, way in ways.items() if name not in left_out}, left_out
+
+
+def _why_not_here(way: Way, size: str, device: str) -> str:
+    if way.reads_codes and (reason := why_not_codes(stored_dtype(dtype_of_size(size), device), device)):
+        return reason
+    return why_not_steps_of(variant_config(size, way.variant), device) if way.native else ""
 
 
 def words_left_out(left_out: Mapping[str, str]) -> list[str]:
@@ -163,7 +183,8 @@ def dtype_of_size(size: str) -> torch.dtype:
 
 
 def model_of(bench: Bench, size: str, variant: str, arrangement: str) -> Decoder | FastDecoder:
-    """The shipped model of that variant, or one of the larger shape with random weights."""
+    """The shipped model of that variant, or one of the larger shape with random weights. arrangement: one of the
+    experiment's, or "native"."""
     if not SIZES[size]:
         return bench.model(f"{size}-{variant}", arrangement=arrangement)
     bench.check_stop()
@@ -171,6 +192,8 @@ def model_of(bench: Bench, size: str, variant: str, arrangement: str) -> Decoder
     config, device = variant_config(size, variant), torch.device(bench.device)
     hollow = hollow_decoder(config, name=f"{size}-{variant}")
     model = fill(hollow, random_tensors(hollow, dtype_of_size(size), device, seed=0), device)
+    if arrangement == "native":
+        return prepare(model, native=True, say=bench.report)
     return prepare(model) if arrangement == "fast" else model
 
 
@@ -329,6 +352,7 @@ def run_decode(
     if SIZES[size]:
         _require_room(bench, size, variants, ways, largest_context)
     models = {v: model_of(bench, size, v, arrangement) for v in variants}
+    natives = {v: model_of(bench, size, v, "native") for v in sorted({way.variant for way in ways if way.native})}
     contexts, oracles = contexts_of(largest_context), {}
     texts = {v: text_ids(model, largest_context + 1) for v, model in models.items()}
     for variant, model in models.items():
@@ -339,7 +363,7 @@ def run_decode(
         _Runner(
             bench,
             way,
-            models[way.variant],
+            (natives if way.native else models)[way.variant],
             kv_for(way.kv, models[way.variant], max_tokens=largest_context + 1, **way.settings),
             texts[way.variant],
         )
@@ -360,7 +384,8 @@ def _require_room(bench: Bench, size: str, variants: list[str], ways: list[Way],
     """Refuse before the first model is made what will not fit: all weights, one more copy while they are arranged,
     and all caches."""
     dtype = dtype_of_size(size)
-    weights = [variant_config(size, v).num_parameters() * dtype.itemsize for v in variants]
+    natives = {way.variant for way in ways if way.native}
+    weights = [variant_config(size, v).num_parameters() * dtype.itemsize for v in (*variants, *natives)]
     stored = stored_dtype(dtype, bench.device)
     caches = [reserved_bytes(w, variant_config(size, w.variant), largest_context + 1, stored) for w in ways]
     what = f"comparing {len(variants)} variants of {size} at {largest_context:,} tokens"
@@ -410,8 +435,18 @@ def _measurement(bench, ceilings, runner: _Runner, samples, oracle, settings, co
         counts={**counts, "largest_difference": difference},
         predicted=predicted,
         limit=limit,
-        check=_checked(way, runner.logits.float(), oracle, difference, decoder.dtype),
+        check=_checked(way, runner.logits.float(), oracle, difference, decoder.dtype) + _steps_taken(way, decoder),
     )
+
+
+def _steps_taken(way: Way | None, decoder: Decoder | FastDecoder) -> str:
+    """Of native ways in words what their steps were. Raises WorkbenchError where they were none."""
+    if way is None or not way.native:
+        return ""
+    assert isinstance(decoder, FastDecoder), "native steps are those of a prepared model"
+    if "one function" not in decoder.native_reason:
+        raise WorkbenchError(f"{way.title}: no step of this was native: {decoder.native_reason}")
+    return f"; {decoder.native_reason}"
 
 
 def _checked(way: Way | None, logits: torch.Tensor, oracle: torch.Tensor, difference: float, dtype) -> str:

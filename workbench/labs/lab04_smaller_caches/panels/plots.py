@@ -25,6 +25,9 @@ COLOURS = {
     "int8 as codes": "#A3A32E",
     "fp8 as codes": "#73741B",
     "int4 as codes": "#45460E",
+    "mha native": "#3D6E8F",
+    "int8 native": "#2E8B7A",
+    "int4 native": "#14483F",
     "yours": style.LEARNER,
 }
 MARKS = {
@@ -42,6 +45,9 @@ MARKS = {
     "int8 as codes": "H",
     "fp8 as codes": "8",
     "int4 as codes": "p",
+    "mha native": "$o$",
+    "int8 native": "$8$",
+    "int4 native": "$4$",
     "yours": "*",
 }
 
