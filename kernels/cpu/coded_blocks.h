@@ -46,8 +46,8 @@ inline uint8_t to_e4m3(float x) {
 
 // x / step as a code; what is no number becomes 0, as there.
 inline float steps(float x, float step) {
-  const float found = x / (step != 0 ? step : 1);
-  return std::isnan(found) ? 0 : found;
+  const float count = x / (step != 0 ? step : 1);
+  return std::isnan(count) ? 0 : count;
 }
 
 // A row [size] -> its codes, scale and zero, the `index`th of all.

@@ -551,11 +551,11 @@ struct Thread {
 
   // What is to be known of a layer whose codes lie in blocks.
   coded::Layer coded_layer(const Layer& layer) const {
-    coded::Layer found{};
-    found.keys.size = found.values.size = m.size;
-    found.heads = m.kv_heads, found.shared = m.heads / m.kv_heads;
-    found.window = layer.window, found.sinks = m.sinks, found.scale = m.attention_scale;
-    return found;
+    coded::Layer shape{};
+    shape.keys.size = shape.values.size = m.size;
+    shape.heads = m.kv_heads, shape.shared = m.heads / m.kv_heads;
+    shape.window = layer.window, shape.sinks = m.sinks, shape.scale = m.attention_scale;
+    return shape;
   }
 
   // A share of the groups; the last one has the recent part and the new tokens, which it stores there.

@@ -388,11 +388,11 @@ def _cache(
 
 def _in_codes(where: Any, first_row: int, first_sequence: int) -> CodesArguments:
     skipped = first_sequence * ctypes.sizeof(coded_attention.Sequence)
-    found = [None if seen is None else ctypes.addressof(seen.sequences) + skipped for seen in where.seen]
+    sequences = [None if seen is None else ctypes.addressof(seen.sequences) + skipped for seen in where.seen]
     runs = [None if seen is None else ctypes.addressof(seen.runs) for seen in where.seen]
     _, rows, heads, size = where.keys.shape
     new = [one.data_ptr() + first_row * heads * size * one.itemsize for one in (where.keys, where.values)]
-    return CodesArguments(ctypes.addressof(where.layers), (Pointer * 2)(*found), (Pointer * 2)(*runs), *new, rows)
+    return CodesArguments(ctypes.addressof(where.layers), (Pointer * 2)(*sequences), (Pointer * 2)(*runs), *new, rows)
 
 
 def _in_blocks(where: Any) -> BlocksArguments:

@@ -112,12 +112,12 @@ def following(mine: Paged, plain: Paged) -> Callable[..., None]:
     def write(layer: int, at: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         half = len(mine.store.tensors) // 2
         for parts, new in ((slice(half), k), (slice(half, None), v)):
-            found = []
+            written = []
             for source, target in zip(mine.store.tensors[parts], plain.store.tensors[parts]):
                 bits = source[layer].view(torch.uint8)[at]
                 target[layer].view(torch.uint8)[at] = bits
-                found.append(bits.view(source.dtype))
-            codes, scale, *zeros = found
+                written.append(bits.view(source.dtype))
+            codes, scale, *zeros = written
             zero = zeros[0] if zeros else None
             read = decode(codes, scale, zero, kind_of(plain))
             allowed = error_bound(read, scale, zero, kind_of(plain)) * 1.001 + 1e-5 * new.abs().max()
