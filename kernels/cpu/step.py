@@ -255,15 +255,15 @@ class ModelParts:
         assert self.size % LANES == 0 and self.embedding.is_contiguous()
         table = self.position_embedding
         assert table is None or (table.is_contiguous() and table.dtype == self.embedding.dtype)
-        vocabulary, width = self.embedding.shape
+        self.vocabulary, self.width = self.embedding.shape
         self._layers = (LayerArguments * len(self.layers))(*(layer.arguments for layer in self.layers))
         self.arguments = ModelArguments(
-            width,
+            self.width,
             self.heads,
             self.kv_heads,
             self.size,
             self.hidden,
-            vocabulary,
+            self.vocabulary,
             len(self.layers),
             self.sinks,
             self.gated,
@@ -339,12 +339,12 @@ def run(
     at, size = ctypes.addressof(numbers), ctypes.sizeof(Whole)
     padded = [block for table in tables for block in (*table, *[0] * (width - len(table)))]
     blocks = (ctypes.c_int32 * len(padded))(*padded)
-    logits = torch.empty(len(wanted), len(model.embedding))
+    logits = torch.empty(len(wanted), model.vocabulary)
     said = torch.empty(len(wanted), 3, dtype=torch.float64)
-    hidden = torch.empty(count, model.embedding.shape[1]) if states else None
+    hidden = torch.empty(count, model.width) if states else None
     assert (given is None) == (model.of_given is None)
     if given is not None:
-        assert given.shape == (count, model.embedding.shape[1]) and given.dtype == torch.float32
+        assert given.shape == (count, model.width) and given.dtype == torch.float32
         given = given.contiguous()
     cache, codes = _cache(where, *first)
     behind = at + size * (2 * count + sequences + 1 + len(wanted))  # the parents

@@ -138,7 +138,7 @@ class NativeSteps:
     def may_call(self, kv: Any) -> bool:
         """Whether steps of one row with this kv are taken without a batch, from its first token on. Where it is empty
         yet the first token is a prompt, and comes in a batch."""
-        return any(hasattr(kv, name) for name in ("step_storage", "place_step")) and bool(kv.config == self.config)
+        return any(hasattr(kv, name) for name in ("step_storage", "place_step")) and self._is_of(kv)
 
     def one_call(
         self, token: int, position: int, sequence: Hashable, kv: Any, tables: Tables
@@ -165,6 +165,10 @@ class NativeSteps:
         kv.note_step(sequence)
         self.reason = "a step is one function in C++"
         return made
+
+    def _is_of(self, kv: Any) -> bool:
+        """Whether it keeps keys and values of a model of this shape."""
+        return kv.config is self.config or bool(kv.config == self.config)  # comparing takes longer than the rest of it
 
     # -- batches -----------------------------------------------------------------------------------------------------
 
@@ -201,7 +205,7 @@ class NativeSteps:
             return f"{batch.num_tokens} rows run as they are: up to {self.max_rows} are one function"
         if type(batch) is not Batch or batch.token_ids.device.type != "cpu":
             return "this kind of batch runs as it is"
-        if not hasattr(kv, "place_batch") or kv.config != self.config:
+        if not hasattr(kv, "place_batch") or not self._is_of(kv):
             return f"a {type(kv).__name__} does not say where keys and values lie"
         if kv.dtype not in TYPES:
             return f"keys and values in {str(kv.dtype).removeprefix('torch.')} run as they are"
