@@ -108,7 +108,8 @@ def test_launches_are_one_call_of_the_loop_in_a_layer_and_what_torch_is_seen_to_
 
 def test_the_numbers_of_the_loop_are_its_own():
     assert cost_codes.FEW_TOKENS == FEW_TOKENS
-    assert f"TOGETHER = {cost_codes.TOGETHER};" in coded_attention.SOURCE.read_text(encoding="utf-8")
+    source = coded_attention.SOURCE.with_name("coded_keys.h").read_text(encoding="utf-8")
+    assert f"TOGETHER = {cost_codes.TOGETHER};" in source
     assert set(CODE_FORMATS) == set(FORMATS)
 
 
