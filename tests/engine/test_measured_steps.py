@@ -383,10 +383,10 @@ def test_the_doctor_says_what_was_measured_and_what_is_missing(clock, monkeypatc
     auto(random_decoder(CONFIG))
     clock.faster = {1: 0.5}
     auto(random_decoder(tiny_config(vocab_size=48)))
-    (found,) = doctor._native()
-    assert found.ok and found.found.endswith(f": native steps faster for 1 of 2 models, with {threads()}")
+    (finding,) = doctor._native()
+    assert finding.ok and finding.found.endswith(f": native steps faster for 1 of 2 models, with {threads()}")
     monkeypatch.setenv("WORKBENCH_MEASURE", "off")
     assert "; not in use: WORKBENCH_MEASURE is off" in kept_choices()
     monkeypatch.setenv(OFF, "1")
-    (found,) = doctor._native()
-    assert found.ok is None and found.found == f"{OFF} is set" and found.fix == f"unset {OFF}"
+    (finding,) = doctor._native()
+    assert finding.ok is None and finding.found == f"{OFF} is set" and finding.fix == f"unset {OFF}"

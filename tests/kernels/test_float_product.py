@@ -58,10 +58,10 @@ def test_it_reads_x_as_it_lies():
 def test_one_number_that_is_none_spoils_its_own_rows_and_outputs_alone():
     weight, x = drawn(20, 48), drawn(7, 48, seed=1)
     x[2, 3], x[4, 47], weight[9, 5] = math.nan, math.inf, math.nan
-    found = floats.FloatProduct(weight)(x).isfinite()
+    finite = floats.FloatProduct(weight)(x).isfinite()
     wanted = torch.ones(7, 20, dtype=torch.bool)
     wanted[2], wanted[4], wanted[:, 9] = False, False, False
-    assert torch.equal(found, wanted)
+    assert torch.equal(finite, wanted)
 
 
 @needs_loop

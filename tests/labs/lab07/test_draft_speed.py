@@ -119,10 +119,10 @@ def test_unknown_names_are_answered_with_the_nearest(given):
 
 def test_peers_write_the_same_texts():
     given = {"texts": "copying", "prompts": 1, "new_tokens": 8, "repeats": 1, "draft_weights": "8 bits"}
-    found = run_experiment("drafts.peers", given, DataSheetBench())
-    names = [m.settings["engine"] for m in found]
+    measured = run_experiment("drafts.peers", given, DataSheetBench())
+    names = [m.settings["engine"] for m in measured]
     assert len(names) == 6 and sum(name.startswith("transformers") for name in names) == 3
-    for one in found:
+    for one in measured:
         assert one.check.startswith("each of 1 texts") and "8 of 8 tokens are the oracle's best" in one.check
         assert one.counts["times_as_fast_as_our_plain_decoding"] > 0
         assert (one.predicted is not None) == one.settings["engine"].startswith("ours"), "theirs is not predicted"
@@ -162,8 +162,8 @@ def test_peers_say_what_the_steps_of_a_compiled_model_were(monkeypatch):
     """Where nothing can be compiled: that is said, every text is right, and no path of this machine is kept."""
     monkeypatch.setattr("workbench.models.fast.why_not_at_all", lambda device: "no C++ compiler in /usr/bin")
     given = {"texts": "copying", "prompts": 1, "new_tokens": 8, "repeats": 1, "arrangement": "compiled"}
-    found = run_experiment("drafts.peers", given, DataSheetBench())
-    for one in found:
+    measured = run_experiment("drafts.peers", given, DataSheetBench())
+    for one in measured:
         assert one.settings["arrangement"] == "compiled" and "/usr/bin" not in one.check
         assert one.check.endswith("; steps run as they are") == one.settings["engine"].startswith("ours")
 
