@@ -93,6 +93,7 @@ class _Speeds:
     def __init__(self, ceilings: Ceilings, dtype: str, company: Company, kv_bytes: float) -> None:
         self.ceilings, self.read, self.flop_rate = ceilings, ceilings.read_bytes_per_s, ceilings.flop_per_s[dtype]
         self.weights = ceilings.weight_bytes_per_s.get(dtype, self.read)
+        self.element_bytes = getattr(torch, dtype).itemsize
         self.kept = ceilings.kv_bytes_per_s or self.read
         self.weight_passing, self.kv_passing = ceilings.weight_passing.get(dtype), ceilings.kv_passing
         self.working_set, self.kv_set = company.weight_bytes, company.weight_bytes + kv_bytes
@@ -117,7 +118,9 @@ class _Speeds:
         elif self.weight_passing is not None and o.rows:
             table, each = self.weight_passing, o.weight_bytes / o.count
             bandwidth = o.weight_bytes / table.at(1, self.working_set, each)
-            passed = o.weight_bytes / table.at(o.rows, self.working_set, each)
+            # Codes that torch multiplies have become numbers: no fewer of them than of such weights.
+            numbers = max(o.weight_bytes, o.macs / o.rows * self.element_bytes)
+            passed = numbers / table.at(o.rows, self.working_set, numbers / o.count)
             # Few rows may go through a faster product than the large one that the FLOP rate is from (bfloat16 on a
             # processor without instructions for it): arithmetic takes no longer than what was measured, arithmetic
             # included.

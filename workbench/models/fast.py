@@ -68,9 +68,9 @@ def prepare(
     """The model arranged for inference. `model` stays as it was and may be dropped; weights that need no rearranging
     (embedding, norms, and with plain linears the matrices that stand alone) are shared with it.
 
-    linear: "packed" (CPU), "triton" (CUDA), "plain", or "auto": our kernel on a GPU where that can be; on a CPU each
-    matrix packed or plain, whichever is faster for its shape, which is measured once a machine, in a fraction of a
-    second, and may change the last bits of logits (workbench.models.measured_linear; $WORKBENCH_MEASURE=off: packed
+    linear: "packed" or "looped" (CPU), "triton" (CUDA), "plain", or "auto": our kernel on a GPU where that can be; on a
+    CPU each matrix as is fastest for its shape, which is measured once a machine, in a fraction of a second, and may
+    change the last bits of logits (workbench.models.measured_linear; $WORKBENCH_MEASURE=off: packed
     where that can be). `linear_reason` of the result says why. compile: steps of one row are compiled, and the
     verification of a few drafted tokens where a step is one call (workbench.models.compiled), which needs a C++
     compiler and takes half a minute at the first step, once a machine where it is one call; they read the weights

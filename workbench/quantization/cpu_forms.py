@@ -13,11 +13,13 @@ are one pass over the codes; more go the way that they went before, since there 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 
+from workbench.models.linear import torch_multiplies
 from workbench.quantization.formats import IntegerFormat, pack, unpack
 from workbench.quantization.stored import Grouped, StoredWeight
 
@@ -53,8 +55,11 @@ class CodeKernel:
         return self._product(x.float()).to(x.dtype)
 
 
-def max_rows(dtype: torch.dtype, inputs: str = "exact") -> int:
-    """Rows of this type up to which the loops are the faster way."""
+def max_rows(dtype: torch.dtype, inputs: str = "exact") -> float:
+    """Rows of this type up to which the loops are the faster way; of numbers of 16 bits that the processor does not
+    multiply any number."""
+    if not torch_multiplies(dtype):
+        return math.inf
     if inputs == "q8":
         return MAX_ROWS_OF_Q8
     return MAX_ROWS if dtype == torch.float32 else MAX_ROWS_16_BITS
