@@ -295,7 +295,17 @@ def test_rates_of_another_loop_and_those_of_a_busy_machine_are_measured_again(ke
     assert file.exists() and file != of_machine().file_of("4 bits") != of_machine().file_of("float32")
 
 
-@pytest.mark.parametrize("damage", [lambda text: "", lambda text: "[]", lambda text: text.replace("rows", "row")])
+DAMAGES = {
+    "empty": lambda text: "",
+    "a list": lambda text: "[]",
+    "another name": lambda text: text.replace("rows", "row"),
+    "a spread too short": lambda text: json.dumps({**json.loads(text), "spread": [[1e9, 1e9]]}),
+    "a spread of words": lambda text: json.dumps({**json.loads(text), "spread": [[1e9, "1e9", 1e9]]}),
+    "brackets without end": lambda text: "[" * 200_000,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_file_is_measured_again_and_mended(kept, damage):
     of_machine, made, _ = kept
     of_machine()("8 bits")
