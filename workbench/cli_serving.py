@@ -314,8 +314,8 @@ def _tiers(args: argparse.Namespace) -> TierSettings | None:
 
 
 def _draft(name: str | None, native: bool | str) -> Any:
-    """A shipped model by its name, arranged as the target is where its layers can be; other names are drafts that need
-    none."""
+    """A shipped model by its name, arranged by itself where its layers can be, its steps as asked of the target's;
+    other names are drafts that need no model."""
     from workbench.models import load, prepare
     from workbench.models.checkpoints import zoo_names
 

@@ -47,7 +47,8 @@ inline int64_t first_output(int64_t out, int64_t thread, int64_t threads) {
 // null.
 template <typename Where, typename Tile>
 void in_blocks(int64_t first, int64_t end, int64_t rows, Where where, const char* next, Tile tile) {
-  const int64_t outputs = ABREAST * up(BLOCK_BYTES, where(ABREAST) - where(0));
+  const int64_t bytes = where(ABREAST) - where(0);  // none where there are no inputs
+  const int64_t outputs = ABREAST * up(BLOCK_BYTES, std::max<int64_t>(1, bytes));
   Ahead ahead{nullptr, passes_of(rows)};
   for (int64_t block = first; block < end; block += outputs) {
     ahead.next = ahead.passes == 1 ? where(block) + AHEAD_BYTES : where(block + outputs);

@@ -33,6 +33,7 @@ HEADS = {
     "llama GQA": {},
     "a window and sinks": {"sliding_window": 4, "attention_sinks": 2},
     "qwen3, norm on q, k": {"family": "qwen3", "qk_norm": True, "head_dim": 16},
+    "a window that would turn locally": {"sliding_window": 4, "global_layers": (), "local_rope_theta": 100.0},
     "biases, another activation": {"qkv_bias": True, "mlp_bias": True, "activation": "gelu_tanh"},
 }
 

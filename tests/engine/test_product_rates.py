@@ -11,7 +11,7 @@ import torch
 from conftest import every_pair, random_decoder, tiny_config
 
 from workbench.errors import WorkbenchError
-from workbench.experiments.loops import Loops
+from workbench.experiments.loops import Loops, steps_taken
 from workbench.instruments import product_rates
 from workbench.instruments.costs import StepCosts, decode_costs, predict, step_costs
 from workbench.instruments.device import Ceilings
@@ -21,7 +21,7 @@ from workbench.instruments.records import now
 from workbench.instruments.timing import Stopped
 from workbench.kernels.cpu.codes import CodeProduct
 from workbench.kernels.cpu.step import TYPES, Matrix
-from workbench.models import native_steps
+from workbench.models import native_steps, prepare
 from workbench.models.checkpoints import zoo_config
 from workbench.models.native_steps import NativeSteps, rows_limit
 from workbench.quantization import QuantizationRecipe, QuantizedLinear, cpu_forms, quantize
@@ -223,6 +223,13 @@ def test_each_way_of_a_step_has_its_loops():
         Loops("nativ", torch.float32)
 
 
+def test_steps_that_a_model_has_no_form_for_are_counted_as_the_eager_ones_that_it_takes():
+    model = random_decoder(tiny_config(vocab_size=64, head_dim=12))
+    asked = prepare(model, native=True, say=lambda line: None)
+    assert asked.why_not_native and asked.steps == "native", "what was asked for"
+    assert steps_taken(model) == steps_taken(prepare(model)) == steps_taken(asked) == "eager"
+
+
 # -- measured and kept -------------------------------------------------------------------------------------------------
 
 
@@ -295,7 +302,17 @@ def test_rates_of_another_loop_and_those_of_a_busy_machine_are_measured_again(ke
     assert file.exists() and file != of_machine().file_of("4 bits") != of_machine().file_of("float32")
 
 
-@pytest.mark.parametrize("damage", [lambda text: "", lambda text: "[]", lambda text: text.replace("rows", "row")])
+DAMAGES = {
+    "empty": lambda text: "",
+    "a list": lambda text: "[]",
+    "another name": lambda text: text.replace("rows", "row"),
+    "a spread too short": lambda text: json.dumps({**json.loads(text), "spread": [[1e9, 1e9]]}),
+    "a spread of words": lambda text: json.dumps({**json.loads(text), "spread": [[1e9, "1e9", 1e9]]}),
+    "brackets without end": lambda text: "[" * 200_000,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_file_is_measured_again_and_mended(kept, damage):
     of_machine, made, _ = kept
     of_machine()("8 bits")

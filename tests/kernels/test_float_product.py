@@ -52,6 +52,7 @@ def test_it_reads_x_as_it_lies():
         assert relative_difference(product(x), F.linear(x, weight)) < 1e-5
         assert torch.equal(x, before)
     assert product(wide[:0, :40]).shape == (0, 24)
+    assert torch.equal(floats.FloatProduct(drawn(5, 0), drawn(5))(drawn(3, 0)), drawn(5).expand(3, -1))
 
 
 @needs_loop

@@ -20,13 +20,20 @@ from typing import TYPE_CHECKING
 import torch
 
 from workbench.errors import unknown
+from workbench.models.fast import FastDecoder
 from workbench.models.native_steps import limit_of
 from workbench.quantization import cpu_forms
 
 if TYPE_CHECKING:
     from workbench.instruments.costs import StepCosts
+    from workbench.models.fast import Model
 
 STEPS = ("eager", "compiled", "native")  # as `FastDecoder.steps` has it
+
+
+def steps_taken(model: Model) -> str:
+    """Which of STEPS a model takes: eager ones, too, where it has no form for what was asked for."""
+    return "eager" if not isinstance(model, FastDecoder) or model.why_not_steps else model.steps
 
 
 @dataclass(frozen=True)

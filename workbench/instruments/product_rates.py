@@ -274,9 +274,11 @@ class KeptRates:
 
 
 def _read(path: Path) -> Rates | None:
+    """None where there is no such file, and for whatever else it holds."""
     try:
         rates = Rates.from_dict(json.loads(path.read_text(encoding="utf-8")))
         age_s = (datetime.now(UTC) - datetime.fromisoformat(rates.date)).total_seconds()
-    except (OSError, ValueError, TypeError, AttributeError, KeyError):  # WorkbenchError is a ValueError
+        is_taken = rates.rows == ROWS and (rates.steady or 0 <= age_s < UNSTEADY_FOR_S)
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):  # WorkbenchError is a ValueError
         return None
-    return rates if rates.rows == ROWS and (rates.steady or 0 <= age_s < UNSTEADY_FOR_S) else None
+    return rates if is_taken else None

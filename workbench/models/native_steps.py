@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -340,7 +341,7 @@ def _parts_of_eagle(head: EagleHead, table: torch.Tensor, output: Matrix) -> Mod
         embedding=table.contiguous(),
         embedding_scale=1.0,
         position_embedding=None,
-        layers=[_layer(head.layer, config, 0, 0, "exact")],
+        layers=[replace(_layer(head.layer, config, 0, 0, "exact"), table=0)],  # a head has one table, window or not
         norm=_norm(head.norm),
         head=output,
         of_given=Matrix(head.fc.weight[:, config.hidden_size :]),

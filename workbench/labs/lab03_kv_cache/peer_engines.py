@@ -34,7 +34,7 @@ import torch
 from workbench.errors import WorkbenchError
 from workbench.experiments.greedy import Tokens
 from workbench.experiments.in_transformers import in_transformers
-from workbench.experiments.loops import Loops
+from workbench.experiments.loops import Loops, steps_taken
 from workbench.generation import generate
 from workbench.instruments.costs import StepCosts, weights_read
 from workbench.kv import stored_dtype
@@ -195,7 +195,7 @@ def _ours_in_few_bits(bench: Bench, model: str, decoder: Decoder, compiled: bool
                 inputs = settings.get("inputs", "exact")
                 engine = _ours(name, format, dtype, ready, oracle)
                 engine.element_bytes |= _bytes_in_few_bits(ready, quantized)
-                engine.loops = Loops(ready.steps, dtype, bits, HEAD_BITS, inputs)
+                engine.loops = Loops(steps_taken(ready), dtype, bits, HEAD_BITS, inputs)
                 engine.about |= {"format": f"int{bits}", "group": GROUP, "inputs": inputs}
                 engine.rounded, engine.words = "all" * (inputs == "q8"), functools.partial(_forms, ready)
                 yield engine
@@ -211,7 +211,7 @@ def _ours(name: str, format: str, dtype: torch.dtype, ready, oracle: MakeOracle)
         return generate(ready, prompt, max_new_tokens=new_tokens, stop_token_ids=(), kv="contiguous").tokens
 
     stepping = None if ready.steps == "eager" else ready
-    loops = Loops(ready.steps, dtype)
+    loops = Loops(steps_taken(ready), dtype)
     return Engine(name, format, dtype, run, oracle, _element_bytes(dtype), loops=loops, stepping=stepping)
 
 

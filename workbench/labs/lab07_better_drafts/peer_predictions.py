@@ -15,10 +15,9 @@ import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from workbench.experiments.loops import Loops
+from workbench.experiments.loops import Loops, steps_taken
 from workbench.instruments.costs import predict, step_costs
 from workbench.kv import stored_dtype
-from workbench.models.fast import FastDecoder
 
 if TYPE_CHECKING:
     from workbench.instruments.costs import StepCosts
@@ -70,9 +69,8 @@ class Passes:
 
     @functools.cached_property
     def _loops(self) -> Loops:
-        steps = self.model.steps if isinstance(self.model, FastDecoder) else "eager"
         bits, head_bits = (None, None) if self.recipe is None else (self.recipe.bits, self.recipe.head_bits)
-        return Loops(steps, self.model.dtype, bits, head_bits, self.inputs, COMPILED_ROWS)
+        return Loops(steps_taken(self.model), self.model.dtype, bits, head_bits, self.inputs, COMPILED_ROWS)
 
 
 def seconds_per_token(
