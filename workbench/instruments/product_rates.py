@@ -48,6 +48,7 @@ ROWS = (1, 2, 5, 9)  # a loop multiplies up to 6 at once: 9 are 5 and 4, and mor
 LEAST, ENOUGH, BUDGET_S = 4, 20, 1.0  # rounds over all numbers of rows; more where times differ, for so long
 STEADY = 0.75  # of the p90 that the median is at least; where it is less, something else used the machine
 UNSTEADY_FOR_S = 600
+LARGEST_FILE = 1 << 16  # bytes; one has a few hundred
 INSIDE, LARGE, SMALL, CALLS = 384, 2048, 256, 3  # of codes: inputs, outputs of the two matrices, calls in a run
 WIDTH, LAYERS, WIDE, NARROW = 384, 4, 256, 32  # of numbers: of a step, and hidden units of its two models
 HEADS, HEAD_DIM, GROUP = 2, 64, 32
@@ -276,6 +277,8 @@ class KeptRates:
 def _read(path: Path) -> Rates | None:
     """None where there is no such file, and for whatever else it holds."""
     try:
+        if not path.is_file() or path.stat().st_size > LARGEST_FILE:
+            return None
         rates = Rates.from_dict(json.loads(path.read_text(encoding="utf-8")))
         age_s = (datetime.now(UTC) - datetime.fromisoformat(rates.date)).total_seconds()
         is_taken = rates.rows == ROWS and (rates.steady or 0 <= age_s < UNSTEADY_FOR_S)

@@ -45,6 +45,7 @@ Tokens = list[int]
 MODEL_K, LOOKUP_K, HEADS_K = 4, 8, 4
 OUR_DRAFTS = ("model", "prompt_lookup", "eagle", "medusa")
 AS_TRAINED, OURS_PLAIN = "as trained", "ours, plain"
+LEAST_S = 1e-9
 WHOLE, AFTER_FIRST = "of whole requests", "after the first token"
 IN_8_BITS = QuantizationRecipe("rtn", 8, 32, {"symmetric": True}, head_bits=8)
 
@@ -130,7 +131,8 @@ def _of_kind(bench, decoder: Model, contenders, kind, count, repeats, settings) 
                     first_s = 0.0 if whole else _timed(one, prompt, 1)[0]
                     seconds, tokens = _timed(one, prompt, new_tokens)
                 if turn >= 0:
-                    one.samples.append((seconds - first_s) / (new_tokens - (not whole)))
+                    rest_s = max(seconds - first_s, LEAST_S)  # whatever held up the request for one token
+                    one.samples.append(rest_s / (new_tokens - (not whole)))
                     one.tokens.append(tokens)
                     if one.expects is not None:
                         one.predicted.append(one.expects(len(prompt), new_tokens, whole=whole))
