@@ -16,8 +16,16 @@ from workbench.instruments import device, doctor, passing
 from workbench.kv import Contiguous
 from workbench.models import Batch, form_times, measured_linear, prepare
 from workbench.models.form_times import TimesTable
-from workbench.models.linear import Packed, chosen_linear, why_not_looped, why_not_packed
-from workbench.models.measured_linear import LINEARS, MeasuredLinear, Shape, kept_forms, maker_of, why_not_measured
+from workbench.models.linear import Looped, Packed, Plain, chosen_linear, why_not_looped, why_not_packed
+from workbench.models.measured_linear import (
+    LINEARS,
+    MeasuredLinear,
+    Shape,
+    for_many_rows,
+    kept_forms,
+    maker_of,
+    why_not_measured,
+)
 
 ONE_FORM = why_not_packed(torch.float32, "cpu")
 pytestmark = pytest.mark.skipif(bool(ONE_FORM), reason=f"nothing to choose between: {ONE_FORM}")
@@ -299,6 +307,7 @@ def test_types_that_the_processor_does_not_multiply_go_through_the_loop_without_
         monkeypatch.setattr(measured_linear, "why_not_packed", lambda dtype, device: "not here")
         fast = prepare(model)
         assert set(fast.forms.values()) == ({"plain"} if has else {"C++ loop"})
+        assert for_many_rows(torch.bfloat16, "cpu") is (Plain if has else Looped)  # as ceilings are measured
     assert measuring.asked == 0
     monkeypatch.setenv("WORKBENCH_MEASURE", "off")
     monkeypatch.setattr(measured_linear, "torch_multiplies", lambda dtype: False)

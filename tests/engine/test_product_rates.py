@@ -165,6 +165,29 @@ def test_where_no_rates_are_known_a_loop_is_counted_as_torch_s_product():
         assert prediction == predict(costs, ceilings(), "float32")
 
 
+def test_many_rows_of_codes_take_torch_as_long_as_the_numbers_that_they_become():
+    """However few bytes they are read from."""
+    slow = Passing((1, 64), (1.0,), ((2e9, 1e9),))
+    bound = ceilings(flop_per_s={"float32": 1e6}, weight_passing={"float32": slow})
+    whole, coded = (
+        step_costs(
+            tiny_config(),
+            new_tokens=[64],
+            contexts=[0],
+            logit_rows=64,
+            weight_bytes_per_element=4,
+            linear_bytes_per_element=each,
+        )
+        for each in (4, 0.5)
+    )
+    seconds, of_codes = (
+        {name: s for name, s, _ in predict(costs, bound, "float32").operations} for costs in (whole, coded)
+    )
+    for o in coded.operations:
+        if o.rows:
+            assert of_codes[o.name] == pytest.approx(seconds[o.name])
+
+
 def test_no_rate_is_asked_for_that_no_product_needs():
     asked = []
     predict(a_step(), ceilings(asked.append), "float32")

@@ -20,7 +20,7 @@ from workbench.kv import Contiguous, Recompute
 from workbench.models import Batch, load, prepare
 from workbench.models.compiled import OPTIONS
 from workbench.models.config import LatentAttentionShape
-from workbench.quantization import Grouped, IntegerFormat, QuantizationRecipe, QuantizedLinear, quantize
+from workbench.quantization import Grouped, IntegerFormat, QuantizationRecipe, QuantizedLinear, cpu_forms, quantize
 from workbench.quantization import inference as forms
 from workbench.quantization.cpu_forms import MAX_ROWS_OF_Q8, CodeKernel
 from workbench.quantization.formats import FP8_E4M3
@@ -450,3 +450,15 @@ def test_compiled_no_number_is_written_down(format):
         masked = code.count("at::vec::Vectorized<int32_t>(")  # one mask a part
         assert masked >= linear.parts, "codes are not read in vectors"
         assert "Vectorized<int32_t>::loadu(in_ptr" not in code, "words are loaded by way of memory"
+
+
+@needs_loops
+@pytest.mark.parametrize("inputs_as", ["exact", "q8"])
+def test_types_that_the_processor_does_not_multiply_go_through_the_loop_whatever_the_rows(inputs_as, monkeypatch):
+    made = product_for(weight(IntegerFormat(8), 64), torch.bfloat16, inputs_as)
+    others = []
+    monkeypatch.setattr(made, "others", lambda x: others.append(len(x)) or x.new_zeros(len(x), OUT))
+    for has in (False, True):
+        monkeypatch.setattr(cpu_forms, "torch_multiplies", lambda dtype, has=has: has)
+        made(inputs(cpu_forms.MAX_ROWS_OF_Q8 + 1, torch.bfloat16))
+        assert others == [cpu_forms.MAX_ROWS_OF_Q8 + 1] * has

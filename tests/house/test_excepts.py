@@ -192,7 +192,8 @@ REASONS = {
         "workbench/grading/batch.py _kept: OSError, ValueError, KeyError, TypeError",
         "workbench/grading/gradescope.py _watch: OSError, ValueError, KeyError",
         "workbench/instruments/device.py _read_cache: OSError, ValueError, TypeError, AttributeError, KeyError",
-        "workbench/instruments/product_rates.py _read: OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError",
+        "workbench/instruments/product_rates.py _read: OSError, ValueError, TypeError, AttributeError, KeyError, "
+        "RecursionError",
     ),
     "what was to be ended, closed or deleted is gone already, or goes with its folder": (
         "workbench/serving/api/link.py EngineThread._ended_now: WorkbenchError",

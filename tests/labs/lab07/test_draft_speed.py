@@ -22,6 +22,7 @@ from workbench.labs.lab06_speculative_sampling.round_costs import (
     round_costs,
     written_in_step,
 )
+from workbench.labs.lab07_better_drafts import peers
 from workbench.labs.lab07_better_drafts.peer_predictions import Passes, seconds_per_token
 from workbench.models.fast import prepare
 from workbench.quantization import QuantizationRecipe, quantize
@@ -141,6 +142,8 @@ def test_a_prediction_beside_peers_is_of_the_rounds_that_were_counted(target):
     assert seconds_per_token(of_target, of_draft, len(PROMPT), 12, counted) == pytest.approx(whole / 12)
     plain = (of_target(len(PROMPT), 0, 1) + 11 * of_target(1, middle, 1)) / 12
     assert seconds_per_token(of_target, None, len(PROMPT), 12, None) == pytest.approx(plain)
+    after = (rounds + calls) / 11
+    assert seconds_per_token(of_target, of_draft, len(PROMPT), 12, counted, whole=False) == pytest.approx(after)
     assert {o.loop for o in of_draft.costs(1, 9, 1).operations if o.rows} == {"8 bits, q8"}
     assert {o.loop for o in of_target.costs(5, 9, 5).operations if o.rows} == {""}
 
@@ -222,3 +225,17 @@ def test_what_is_no_draft_is_refused(target):
         FirstOf(PromptLookupDraft(target))
     with pytest.raises(WorkbenchError, match="two drafts or more"):
         FirstOf(PromptLookupDraft(target), torch.nn.Identity())
+
+
+def test_time_after_the_first_token_leaves_out_what_a_request_for_one_token_takes(monkeypatch):
+    clock = iter(range(1000))
+    monkeypatch.setattr(peers, "perf_counter", lambda: float(next(clock)) ** 2)
+    given = {"texts": "copying", "prompts": 1, "new_tokens": 8, "repeats": 1, "peers": "ours"}
+    for time in (peers.WHOLE, peers.AFTER_FIRST):
+        clock = iter(range(1000))
+        plain, *_ = run_experiment("drafts.peers", given | {"time": time}, DataSheetBench())
+        contenders, asked = 3, 1 + (time == peers.AFTER_FIRST)
+        start = 2 * asked * contenders  # the turn that warms up
+        first, last = ((start + 2 * n + 1) ** 2 - (start + 2 * n) ** 2 for n in (0, asked - 1))
+        wanted = last / 8 if time == peers.WHOLE else (last - first) / 7
+        assert plain.samples == [pytest.approx(wanted)] and plain.settings["time"] == time
