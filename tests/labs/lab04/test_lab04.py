@@ -272,6 +272,9 @@ def test_native_steps_stand_beside_the_loop_over_codes_and_say_what_they_were(be
     assert list(last) == list(here)
     for name, m in last.items():
         assert decoding.WAYS[name].native == m.check.endswith("one function in C++")
+        config = decoding.variant_config("stdlib-3m", decoding.WAYS[name].variant)
+        costs, _ = decoding.predicted_step(PUBLISHED["h100-sxm"], decoding.WAYS[name], config, torch.float32, context=9)
+        assert (costs.launches == 0) == decoding.WAYS[name].native, "one function starts no operations"
     for name in {"int8 native", "int4 native"} - set(left_out):
         eager, native = last[name.replace("native", "as codes")], last[name]
         # what is read, and with which codes: those of a chunk's keys may differ in the last place

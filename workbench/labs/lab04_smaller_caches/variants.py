@@ -14,6 +14,7 @@ from workbench.errors import WorkbenchError
 from workbench.experiments.cached_steps import ARRANGEMENT, rounding, same_token, step_counts
 from workbench.experiments.contract import Experiment, Setting
 from workbench.experiments.inputs import shape_of, text_ids, whole_text
+from workbench.experiments.loops import Loops
 from workbench.instruments.costs import predict, prepared_on, step_costs
 from workbench.instruments.memory import require_bytes
 from workbench.kv import Quantized, kv_for, make_kv, stored_dtype
@@ -225,9 +226,11 @@ def predicted_step(
         weight_bytes_per_element=dtype.itemsize,
         kv=way.kv,
         kv_bytes_per_element=stored_dtype(dtype, "cuda" if on_gpu else "cpu").itemsize,
-        arrangement=prepared_on(ceilings, config) if arrangement == "fast" else arrangement,
+        arrangement="fast" if way.native else prepared_on(ceilings, config) if arrangement == "fast" else arrangement,
         kv_settings=way.settings,
     )
+    if way.native:
+        costs = Loops("native", dtype).counted(costs)
     return costs, predict(costs, ceilings, dtype)
 
 
