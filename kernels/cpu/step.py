@@ -98,9 +98,7 @@ class CodesArguments(ctypes.Structure):
     """`struct coded::Cache`."""
 
     _fields_ = [
-        *_fields(Pointer, "layers"),
-        *((name, Pointer * 2) for name in ("sequences", "runs")),
-        *_fields(Pointer, "keys", "values"),
+        *_fields(Pointer, "layers", "sequences", "sequences_in_window", "runs", "runs_in_window", "keys", "values"),
         *_fields(Whole, "rows", "bytes"),
     ]
 
@@ -135,8 +133,7 @@ class TokenArguments(ctypes.Structure):
 
     _fields_ = [
         *_fields(Whole, "rows", "sequences", "blocks"),
-        *_fields(Pointer, "ids", "positions", "starts", "tables"),
-        ("turns", Pointer * 2),
+        *_fields(Pointer, "ids", "positions", "starts", "tables", "turns", "other_turns"),
         *_fields(Whole, "wanted"),
         *_fields(Pointer, "wanted_rows", "parents", "trunks", "given", "states"),
     ]
@@ -348,6 +345,7 @@ def run(
         given = given.contiguous()
     cache, codes = _cache(where, *first)
     behind = at + size * (2 * count + sequences + 1 + len(wanted))  # the parents
+    both_turns = [table.data_ptr() for table in turns] + [None] * (2 - len(turns))
     tokens = TokenArguments(
         count,
         sequences,
@@ -356,7 +354,7 @@ def run(
         at + size * count,
         at + size * 2 * count,
         ctypes.addressof(blocks),
-        (Pointer * 2)(*(table.data_ptr() for table in turns)),
+        *both_turns,
         len(wanted),
         at + size * (2 * count + sequences + 1),
         behind if trees else None,
@@ -392,7 +390,7 @@ def _in_codes(where: Any, first_row: int, first_sequence: int) -> CodesArguments
     runs = [None if seen is None else ctypes.addressof(seen.runs) for seen in where.seen]
     _, rows, heads, size = where.keys.shape
     new = [one.data_ptr() + first_row * heads * size * one.itemsize for one in (where.keys, where.values)]
-    return CodesArguments(ctypes.addressof(where.layers), (Pointer * 2)(*sequences), (Pointer * 2)(*runs), *new, rows)
+    return CodesArguments(ctypes.addressof(where.layers), *sequences, *runs, *new, rows)
 
 
 def _in_blocks(where: Any) -> BlocksArguments:
