@@ -36,7 +36,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--random", action="store_true", help="random weights, for a public shape")
     parser.add_argument("--weights", help="int8, int4 … (default: as they are)")
     parser.add_argument("--linear", default="auto", help="packed, looped, triton, plain or auto")
-    parser.add_argument("--kernels", default="auto", help="torch, triton or auto")
+    parser.add_argument("--kernels", default="auto", help="torch, triton, c++ or auto")
     parser.add_argument("--compile", action="store_true", help="steps of one row through torch.compile")
     parser.add_argument(
         "--native",

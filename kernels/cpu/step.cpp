@@ -93,6 +93,7 @@ namespace {
 
 constexpr float LOWEST = -std::numeric_limits<float>::infinity();
 constexpr int64_t LEAST_KEYS = 128;  // of a share; fewer are not worth putting together again
+constexpr int64_t ALONE = 1 << 15;   // numbers of all rows, up to which one thread norms or gates them
 
 struct Best {
   float top = LOWEST;
@@ -716,6 +717,23 @@ struct Thread {
     }
   }
 
+  // heads [rows, H_q + 2·H_kv, D], q alone of a layer that owns no keys -> [rows, H_q, D]
+  void attend_alone(const Layer& layer, const float* heads, float* to) {
+    const int64_t q = m.heads * m.size, kv = m.kv_heads * m.size, wide = q + (layer.owns_keys ? 2 * kv : 0);
+    for (int64_t row = share_of(tokens.rows, thread); row < share_of(tokens.rows, thread + 1); row++) {
+      const float* from = heads + row * wide;
+      std::copy_n(from, q, shared.q.data() + row * q);
+      if (!layer.owns_keys) continue;
+      std::copy_n(from + q, kv, new_keys(layer) + row * kv);
+      std::copy_n(from + q + kv, kv, new_values(layer) + row * kv);
+    }
+    wait();
+    attend(layer);
+    const int64_t items = tokens.rows * m.heads;
+    for (int64_t item = share_of(items, thread); item < share_of(items, thread + 1); item++)
+      together(item / m.heads, item % m.heads, to + item * m.size);
+  }
+
   void step(double* said) {
     embed();
     for (int64_t index = 0; index < m.layers; index++) {
@@ -736,6 +754,31 @@ int64_t splits_for(const Model& m, const Tokens& tokens, int64_t threads) {
   return std::max<int64_t>(1, std::min(threads / (tokens.sequences * m.kv_heads), longest / LEAST_KEYS));
 }
 
+// What attention takes of the room that is kept from call to call.
+Shared& room_for(const Model& m, const Tokens& tokens, int64_t threads) {
+  static thread_local Shared shared;
+  shared.splits = splits_for(m, tokens, threads);
+  sized(shared.q, tokens.rows * m.heads * m.size);
+  sized(shared.k, tokens.rows * m.kv_heads * m.size);
+  sized(shared.v, tokens.rows * m.kv_heads * m.size);
+  sized(shared.shares, tokens.rows * m.heads * shared.splits * (2 + m.size));
+  return shared;
+}
+
+template <typename Function>  // by every thread
+void side_by_side(const Model& m, const Cache& cache, const Tokens& tokens, Shared& shared, int64_t threads,
+                  float* logits, Function function) {
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+    static thread_local Own own;
+    const int64_t all = omp_get_num_threads(), which = omp_get_thread_num();
+#pragma omp single
+    shared.best.resize(tokens.wanted * all);
+    Thread one{m, cache, tokens, shared, own, which, all, logits};
+    function(one);
+  }
+}
+
 }  // namespace
 
 extern "C" {
@@ -743,26 +786,38 @@ extern "C" {
 // -> logits [wanted, V], and of each of these rows in `said` [wanted, 3] the token of its highest logit, the natural log
 // of that token's probability, and its logit, which is NaN where the row is no distribution.
 void step(const Model* model, const Cache* cache, const Tokens* tokens, int64_t threads, float* logits, double* said) {
-  static thread_local Shared room;
-  Shared& shared = room;
-  const Model& m = *model;
-  const int64_t rows = tokens->rows;
-  shared.splits = splits_for(m, *tokens, threads);
-  sized(shared.x, rows * m.width);
-  sized(shared.q, rows * m.heads * m.size);
-  sized(shared.k, rows * m.kv_heads * m.size);
-  sized(shared.v, rows * m.kv_heads * m.size);
-  sized(shared.shares, rows * m.heads * shared.splits * (2 + m.size));
-  sized(shared.added, rows * m.width);
-  sized(shared.hidden, rows * m.hidden);
-#pragma omp parallel num_threads(threads) if (threads > 1)
-  {
-    static thread_local Own own;
-    const int64_t all = omp_get_num_threads(), which = omp_get_thread_num();
-#pragma omp single
-    shared.best.resize(tokens->wanted * all);
-    Thread{m, *cache, *tokens, shared, own, which, all, logits}.step(said);
+  Shared& shared = room_for(*model, *tokens, threads);
+  sized(shared.x, tokens->rows * model->width);
+  sized(shared.added, tokens->rows * model->width);
+  sized(shared.hidden, tokens->rows * model->hidden);
+  side_by_side(*model, *cache, *tokens, shared, threads, logits, [&](Thread& one) { one.step(said); });
+}
+
+// Parts of a step, each a call of its own.
+
+// The attention of a layer. heads [rows, H_q + 2·H_kv, D]: q, and k and v where the layer owns keys; -> [rows, H_q, D]
+void attend_rows(const Model* model, int64_t layer, const Cache* cache, const Tokens* tokens, int64_t threads,
+                 const float* heads, float* to) {
+  Shared& shared = room_for(*model, *tokens, threads);
+  side_by_side(*model, *cache, *tokens, shared, threads, nullptr,
+               [&](Thread& one) { one.attend_alone(model->layer[layer], heads, to); });
+}
+
+// x [rows, n] += added, which may be null; its norm -> [rows, n]
+void norm_rows(const Norm* norm, int64_t n, float* x, const float* added, int64_t rows, int64_t threads, float* to) {
+#pragma omp parallel for num_threads(threads) if (threads > 1 && rows * n > ALONE)
+  for (int64_t row = 0; row < rows; row++) {
+    float* mine = x + row * n;
+    if (added)
+      each(mine, n, [&](int64_t i, int64_t count) { return some_of(mine + i, count) + some_of(added + row * n + i, count); });
+    normed(*norm, mine, n, to + row * n);
   }
+}
+
+// wide [rows, gate and up], n of each: the gate's place gets act(gate) · up
+void gate_rows(float* wide, int64_t n, int64_t gelu, int64_t rows, int64_t threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1 && rows * n > ALONE)
+  for (int64_t row = 0; row < rows; row++) activated(wide + row * 2 * n, wide + (row * 2 + 1) * n, n, gelu);
 }
 
 }  // extern "C"

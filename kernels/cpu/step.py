@@ -149,6 +149,10 @@ def opened(made: ctypes.CDLL) -> ctypes.CDLL:
     """The library, with the types of its functions."""
     made.step.restype = None
     made.step.argtypes = [Pointer, Pointer, Pointer, Whole, Pointer, Pointer]
+    made.attend_rows.restype = made.norm_rows.restype = made.gate_rows.restype = None
+    made.attend_rows.argtypes = [Pointer, Whole, Pointer, Pointer, Whole, Pointer, Pointer]
+    made.norm_rows.argtypes = [Pointer, Whole, Pointer, Pointer, Whole, Whole, Pointer]
+    made.gate_rows.argtypes = [Pointer, Whole, Whole, Whole, Whole]
     return made
 
 
@@ -245,7 +249,7 @@ class ModelParts:
     position_embedding: torch.Tensor | None
     layers: list[LayerParts]
     norm: Norm
-    head: Matrix
+    head: Matrix | None  # None of a model of which only attention is run
     of_given: Matrix | None = None
 
     def __post_init__(self) -> None:
@@ -272,15 +276,19 @@ class ModelParts:
             _address(table),
             ctypes.addressof(self._layers),
             self.norm.arguments,
-            self.head.arguments,
-            MatrixArguments(NO_MATRIX) if self.of_given is None else self.of_given.arguments,
+            _matrix_arguments(self.head),
+            _matrix_arguments(self.of_given),
         )
 
     @property
     def nbytes(self) -> int:
         """Of the matrices, which every step reads once."""
-        every = [matrix for layer in self.layers for matrix in layer.matrices.values()] + [self.head]
-        return sum(matrix.nbytes for matrix in every + ([] if self.of_given is None else [self.of_given]))
+        every = [matrix for layer in self.layers for matrix in layer.matrices.values()] + [self.head, self.of_given]
+        return sum(matrix.nbytes for matrix in every if matrix is not None)
+
+
+def _matrix_arguments(matrix: Matrix | None) -> MatrixArguments:
+    return MatrixArguments(NO_MATRIX) if matrix is None else matrix.arguments
 
 
 def _floats(tensor: torch.Tensor | None) -> torch.Tensor | None:
@@ -328,45 +336,59 @@ def run(
     where: a `workbench.models.placed.Keys`, of one of TYPES, or an `InCodes` or `InCodedBlocks`, whose counter of
     bytes goes on. turns: tables [positions, 2, D] float32 of cos and signed sin.
     """
-    token_ids, positions, starts, tables, wanted, trees, given, first = rows
-    count, sequences, width = len(token_ids), len(tables), max(map(len, tables))
-    parents, trunks = trees or ((), ())
-    whole = [*token_ids, *positions, *starts, *wanted, *parents, *trunks]
-    numbers = (Whole * len(whole))(*whole)
-    at, size = ctypes.addressof(numbers), ctypes.sizeof(Whole)
-    padded = [block for table in tables for block in (*table, *[0] * (width - len(table)))]
-    blocks = (ctypes.c_int32 * len(padded))(*padded)
-    logits = torch.empty(len(wanted), model.vocabulary)
-    said = torch.empty(len(wanted), 3, dtype=torch.float64)
+    count, wanted, given = len(rows.token_ids), len(rows.wanted), rows.given
+    logits = torch.empty(wanted, model.vocabulary)
+    said = torch.empty(wanted, 3, dtype=torch.float64)
     hidden = torch.empty(count, model.width) if states else None
     assert (given is None) == (model.of_given is None)
     if given is not None:
         assert given.shape == (count, model.width) and given.dtype == torch.float32
         given = given.contiguous()
-    cache, codes = _cache(where, *first)
-    behind = at + size * (2 * count + sequences + 1 + len(wanted))  # the parents
-    both_turns = [table.data_ptr() for table in turns] + [None] * (2 - len(turns))
-    tokens = TokenArguments(
-        count,
-        sequences,
-        width,
-        at,
-        at + size * count,
-        at + size * 2 * count,
-        ctypes.addressof(blocks),
-        *both_turns,
-        len(wanted),
-        at + size * (2 * count + sequences + 1),
-        behind if trees else None,
-        behind + size * count if trees else None,
-        _address(given),
-        _address(hidden),
-    )
-    arguments = (ctypes.byref(one) for one in (model.arguments, cache, tokens))
+    cache, codes = _cache(where, *rows.first)
+    tokens = _Tokens(rows, turns, given, hidden)
+    arguments = (ctypes.byref(one) for one in (model.arguments, cache, tokens.arguments))
     _functions().step(*arguments, threads, logits.data_ptr(), said.data_ptr())
     if codes is not None:
         where.bytes_read += codes.bytes
     return Made(logits, said, hidden)
+
+
+class _Tokens:
+    """`struct Tokens` of these rows, and what it points to."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        turns: Sequence[torch.Tensor],
+        given: torch.Tensor | None = None,
+        hidden: torch.Tensor | None = None,
+    ) -> None:
+        token_ids, positions, starts, tables, wanted, trees, *_ = rows
+        count, sequences, width = len(token_ids), len(tables), max(map(len, tables))
+        parents, trunks = trees or ((), ())
+        whole = [*token_ids, *positions, *starts, *wanted, *parents, *trunks]
+        numbers = (Whole * len(whole))(*whole)
+        at, size = ctypes.addressof(numbers), ctypes.sizeof(Whole)
+        padded = [block for table in tables for block in (*table, *[0] * (width - len(table)))]
+        blocks = (ctypes.c_int32 * len(padded))(*padded)
+        behind = at + size * (2 * count + sequences + 1 + len(wanted))  # the parents
+        self._kept = numbers, blocks, turns, given, hidden
+        self.arguments = TokenArguments(
+            count,
+            sequences,
+            width,
+            at,
+            at + size * count,
+            at + size * 2 * count,
+            ctypes.addressof(blocks),
+            *[table.data_ptr() for table in turns] + [None] * (2 - len(turns)),
+            len(wanted),
+            at + size * (2 * count + sequences + 1),
+            behind if trees else None,
+            behind + size * count if trees else None,
+            _address(given),
+            _address(hidden),
+        )
 
 
 def _cache(
@@ -400,3 +422,65 @@ def _in_blocks(where: Any) -> BlocksArguments:
     )
     places = where.keys[0].shape[1]
     return BlocksArguments(keys, values, coded_attention.FORMATS.index(where.format), places, where.block_size)
+
+
+# -- parts of a step, each a call of its own -------------------------------------------------------------------------
+
+
+class Attention:
+    """Attention of one batch over a cache, a layer at a time. model: its matrices may be left out. where, rows, turns:
+    as for `run`."""
+
+    def __init__(self, model: ModelParts, where: Any, rows: Rows, turns: Sequence[torch.Tensor]) -> None:
+        self._where, self._rows, self._size = where, len(rows.token_ids), (model.heads, model.size)
+        self._wide = [
+            (model.heads + 2 * model.kv_heads * layer.owns_keys) * model.size for layer in model.layers
+        ]
+        self._cache, self._codes = _cache(where, *rows.first)
+        self._tokens = _Tokens(rows, turns)
+        self._given = [ctypes.byref(one) for one in (model.arguments, self._cache, self._tokens.arguments)]
+        self._kept = model
+        self._attend = _functions().attend_rows
+
+    def __call__(self, layer: int, heads: torch.Tensor, threads: int) -> torch.Tensor:
+        """heads [N, (H_q + 2·H_kv)·D] float32: q, k and v as the product gives them, q alone where the layer has no
+        keys of its own -> [N, H_q, D] float32. The cache has its new keys and values then."""
+        assert heads.shape == (self._rows, self._wide[layer]) and heads.dtype == torch.float32
+        heads = heads.contiguous()
+        model, cache, tokens = self._given
+        mixed = torch.empty(self._rows, *self._size)
+        self._attend(model, layer, cache, tokens, threads, heads.data_ptr(), mixed.data_ptr())
+        return mixed
+
+    def end(self) -> None:
+        """Every layer has attended: what was read of codes is counted."""
+        if self._codes is not None:
+            self._where.bytes_read += self._codes.bytes
+
+
+class RowNorm:
+    """The norm of a few rows, in one call."""
+
+    def __init__(self, norm: Norm) -> None:
+        self._norm, self._call = ctypes.byref(norm.arguments), _functions().norm_rows
+        self._kept = norm
+
+    def __call__(self, x: torch.Tensor, added: torch.Tensor | None, threads: int) -> torch.Tensor:
+        """x [N, d] -> [N, d]. added [N, d], where there is any, is added to x first, in place. All float32, contiguous."""
+        made, (rows, size) = torch.empty_like(x), x.shape
+        given = x.data_ptr(), None if added is None else added.data_ptr()
+        self._call(self._norm, size, *given, rows, threads, made.data_ptr())
+        return made
+
+
+class RowGate:
+    """act(gate) · up of a few rows, in one call."""
+
+    def __init__(self, *, gelu: bool) -> None:
+        self._gelu, self._call = gelu, _functions().gate_rows
+
+    def __call__(self, wide: torch.Tensor, threads: int) -> torch.Tensor:
+        """wide [N, 2·F] float32, contiguous, gate and up side by side -> [N, F], in the gate's place."""
+        rows, both = wide.shape
+        self._call(wide.data_ptr(), both // 2, self._gelu, rows, threads)
+        return wide[:, : both // 2]

@@ -1061,11 +1061,14 @@ say(
 # 3. **prepared**: products with the same input are joined, so there are fewer and larger operations.
 # 4. **packed weights**: the same weights in the layout that oneDNN's products read. On some processors this bar goes *up*:
 #    blocks are not faster than rows everywhere.
-# 5. **one call**: the whole step compiled, the choice of the token in it. Between two operations there is no Python left,
+# 5. **C++ kernels**: what lies between the products is written by hand too (`prepare(model, kernels="c++")`): a norm that
+#    adds to the residual stream, a gate, an attention with its turns and its write to the cache, each in one call. Products
+#    read the weights as they lie again. Python still calls them one after the other.
+# 6. **one call**: the whole step compiled, the choice of the token in it. Between two operations there is no Python left,
 #    and no dispatch.
-# 6. **one function**: the same step written by hand, one C++ function that serves every model (`kernels/cpu/step.cpp`,
+# 7. **one function**: the same step written by hand, one C++ function that serves every model (`kernels/cpu/step.cpp`,
 #    `prepare(model, native=True)`). All threads go through it side by side and wait for each other five times a layer.
-# 7. **reading once**: the ceiling, all bytes of weights and cache at the bandwidth of this machine.
+# 8. **reading once**: the ceiling, all bytes of weights and cache at the bandwidth of this machine.
 #
 # A bar is the difference of two neighbours' medians, the line on it what rounds differ by: where the line is longer than
 # the bar, this run does not tell the two apart. The last bar, above the ceiling, is taken apart no further. In it are
@@ -1120,7 +1123,8 @@ table(
 
 # %% [markdown]
 # Read causes off the counts as well as off the clock: the bytes of weights are the same in every row, and what falls, at
-# *prepared* and at *one call*, are calls. At *one function* none are left to take away: what falls there are waits, and
+# *prepared*, *C++ kernels* and *one call*, are calls. At *C++ kernels* torch dispatches far fewer, and Python calls about as
+# many functions as before, each of which does more: most of what a small operation takes is torch's. At *one function* none are left to take away: what falls there are waits, and
 # numbers that go through memory between two loops. `random-110m`, which the panel offers too, has ten times the bytes for twice the
 # operations, so its calls weigh less.
 

@@ -69,7 +69,7 @@ class KernelSampler(Sampler):
         return why_not_kernel(settings, logits)
 
 
-SAMPLERS: dict[str, type[Sampler]] = {"torch": Sampler, "triton": KernelSampler}
+SAMPLERS: dict[str, type[Sampler]] = {"torch": Sampler, "triton": KernelSampler, "c++": Sampler}
 """By the model's `kernels`. A model that was not prepared has torch's."""
 
 

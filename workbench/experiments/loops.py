@@ -4,6 +4,8 @@ beside the counts.
     steps      rows                               products                          starts operations
     eager      few                                of codes: loops of C++            each
                more                               torch's, of codes as numbers      each
+    looped     few                                loops of C++, of every format     each; norms, gates and attention
+               more                               as eager                          are a call of C++ each
     compiled   one                                generated loops                   none
     native     up to `rows_limit`                 loops of C++, of every format     none
                more                               as eager
@@ -20,7 +22,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from workbench.errors import unknown
+from workbench.models import looped
 from workbench.models.fast import FastDecoder
+from workbench.models.linear import Looped, torch_multiplies
 from workbench.models.native_steps import limit_of
 from workbench.quantization import cpu_forms
 
@@ -28,12 +32,15 @@ if TYPE_CHECKING:
     from workbench.instruments.costs import StepCosts
     from workbench.models.fast import Model
 
-STEPS = ("eager", "compiled", "native")  # as `FastDecoder.steps` has it
+STEPS = ("eager", "looped", "compiled", "native")  # as `FastDecoder.steps` has it; looped: eager, kernels="c++"
 
 
 def steps_taken(model: Model) -> str:
     """Which of STEPS a model takes: eager ones, too, where it has no form for what was asked for."""
-    return "eager" if not isinstance(model, FastDecoder) or model.why_not_steps else model.steps
+    if not isinstance(model, FastDecoder):
+        return "eager"
+    steps = "eager" if model.why_not_steps else model.steps
+    return "looped" if steps == "eager" and model.kernels == "c++" else steps
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,10 @@ class Loops:
         if self.steps == "compiled" and rows <= self.chain:
             costs = costs.in_one_call()
             return costs.in_loops(self._codes(self.bits, "exact"), self._codes(self.head_bits, "exact"))
+        if self.steps == "looped":
+            costs = costs.in_calls(attention=rows <= looped.MAX_ROWS)
+            if rows <= Looped.MAX_ROWS or not torch_multiplies(self.dtype):
+                costs = costs.in_loops("" if self.bits else self._loop(None), "" if self.head_bits else self._loop(None))
         of_codes = cpu_forms.max_rows(self.dtype, self.inputs)
         return costs.in_loops(self._codes(self.bits, self.inputs), self._codes(self.head_bits, self.inputs), of_codes)
 

@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from workbench.models.fast import Model
 
 Case = TypeVar("Case")
-ARRANGEMENTS = ("plain", "fast", "compiled", "native")
+ARRANGEMENTS = ("plain", "fast", "looped", "compiled", "native")
 
 
 def steps_of(arrangement: str) -> dict[str, Any]:
     """What `prepare` is given for one of ARRANGEMENTS."""
-    return {"compile": arrangement == "compiled", "native": arrangement == "native"}
+    kernels = "c++" if arrangement == "looped" else "auto"
+    return {"compile": arrangement == "compiled", "native": arrangement == "native", "kernels": kernels}
 
 
 class Bench:
@@ -71,8 +72,9 @@ class Bench:
     def model(self, name: str | Model, *, arrangement: str = "plain", **settings: Any) -> Model:
         """The model of that name on this bench's device, loaded once; a model is passed through as it is.
 
-        arrangement: "plain" (as `load` gives it), "fast" (`prepare`), "compiled" (its steps of one row compiled)
-        or "native" (those of a few rows one function in C++). Where both are wanted ask for "plain" first: arranged,
+        arrangement: "plain" (as `load` gives it), "fast" (`prepare`), "looped" (norms, gates and attention
+        in C++, a call each), "compiled" (its steps of one row compiled) or "native" (those of a few rows one function
+        in C++). Where both are wanted ask for "plain" first: arranged,
         the model shares what it can with it, and a model that was only loaded to be arranged is not kept. settings: as
         for `workbench.models.load` (weights, dtype, seed). The shape of a public model gets random weights: a time does
         not depend on the values.

@@ -78,6 +78,21 @@ class StepCosts:
         """The same work by compiled code that starts nothing: no launches, and no kernels."""
         return replace(self, operations=tuple(replace(o, launches=0, kernels=0) for o in self.operations))
 
+    def in_calls(self, *, attention: bool) -> StepCosts:
+        """The same work where a norm is one call, which adds to the residual stream what came before, and a gate one;
+        attention: it as well, with the norms and turns of q and k and the write of the new keys and values."""
+        taken_in = ("residual", *(("qk norm", "rotary table", "rotary") if attention else ()))
+        a_call = ("norm", "activation")
+
+        def called(o: OperationCosts) -> OperationCosts:
+            if o.name in taken_in:
+                return replace(o, launches=0)
+            if o.name == "attention" and attention:
+                return replace(o, launches=o.count, kernels=o.count)
+            return replace(o, launches=o.count) if o.name in a_call else o
+
+        return replace(self, operations=tuple(map(called, self.operations)))
+
     def in_loops(self, layers: str, head: str, max_rows: float = math.inf) -> StepCosts:
         """The same work where loops of C++ compute the matrix products of the layers and of the head that have at most
         max_rows rows. layers, head: of `product_rates.LOOPS`; "" leaves those to torch. The choice of experts, and

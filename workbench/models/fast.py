@@ -46,6 +46,7 @@ from workbench.models.fast_layers import (
 )
 from workbench.models.graphs import check_graphs
 from workbench.models.linear import INPUTS, Linear, Matvec, linear_class, reason_of
+from workbench.models.looped import LoopedLayer, LoopedNorm, Loops
 from workbench.models.measured_linear import MeasuredLinear, maker_by_time
 from workbench.models.measured_steps import choose, why_not_measured
 from workbench.models.native_steps import NativeSteps, why_not_model, why_not_native
@@ -77,8 +78,9 @@ def prepare(
     unpacked, so both forms are kept, twice the memory. Where nothing can be compiled, steps run as they are.
     `compiled_reason` of the result says what came of it, `why_not_compiled` what hindered; `say` is told what takes
     time and what hinders, default a line on standard error. kernels: "torch", "triton" (workbench.models.fused; on a
-    CPU in Triton's interpreter, which is for tests), or "auto": triton on a CUDA device where there are kernels for the
-    model's shape. What came of it, and why, are `kernels` and `kernels_reason` of the result. graphs: whether an
+    CPU in Triton's interpreter, which is for tests), "c++" (workbench.models.looped; CPU: norms, gates and attention
+    are a call each of loops of our own, and matrices are looped; torch's operations where there are none, with one
+    sentence), or "auto": triton on a CUDA device where there are kernels for the model's shape. What came of it, and why, are `kernels` and `kernels_reason` of the result. graphs: whether an
     `Engine` records its decode steps with this model and replays them (workbench.models.graphs): True, False, or
     "auto", on a CUDA device where kernels attend; not with compile. dependent_launches: our kernels begin while the one
     before them ends (`workbench.kernels.launch.dependent_launches`), on a GPU of compute capability 9.0 or newer; off,
@@ -115,14 +117,17 @@ def prepare(
     check_flag("dependent_launches", dependent_launches)
     check_graphs(graphs, compiled=compile)
     _check_inputs(model, inputs, compiled=compile)
-    make, reason = _linear_maker(model, linear)
+    chosen = fused.choose_kernels(model, kernels, compiled=compile)
+    make, reason = _linear_maker(model, linear, chosen[0])
     if say is not None and not callable(say):
         raise WorkbenchError(f"say takes a function of one text, got {type(say).__name__}")
+    if kernels == "c++" != chosen[0]:
+        (say or to_standard_error)(f"{model.name} is arranged with torch's operations, not with loops: {chosen[1]}")
     made = FastDecoder(
         model,
         make,
         compile_steps=compile,
-        kernels=kernels,
+        kernels=chosen,
         experts=experts_class(model, experts),
         inputs=inputs,
         native=native,
@@ -135,8 +140,12 @@ def prepare(
     return made
 
 
-def _linear_maker(model: Decoder, linear: str) -> tuple[MakeLinear, str]:
+def _linear_maker(model: Decoder, linear: str, kernels: str) -> tuple[MakeLinear, str]:
     """What makes its linears, and why; a `MeasuredLinear` says why when they are made."""
+    if kernels == "c++":
+        if linear not in ("auto", "looped"):
+            raise WorkbenchError(f'kernels="c++" goes with linear="looped", got linear={shown(linear)}')
+        return linear_class("looped", model.dtype, model.device), 'through the C++ loop, as kernels="c++" takes them'
     if linear != "auto":
         return linear_class(linear, model.dtype, model.device), "as asked"
     return maker_by_time(model.dtype, model.device, sum(one.nbytes for one in model.parameters()))
@@ -196,7 +205,7 @@ class FastDecoder:
     On a CPU the residual stream is float32 even where the weights are bfloat16: small operations cost the same in
     both, and converting costs one more.
 
-    kernels: "torch" or "triton", what does the norms, turns and gates; kernels_reason: why, in words. linear_reason:
+    kernels: "torch", "triton" or "c++", what does the norms, turns and gates; kernels_reason: why, in words. linear_reason:
     why the matrices are held as they are (`forms`). compiled: whether compiled steps were asked for.
     """
 
@@ -206,12 +215,13 @@ class FastDecoder:
         make: MakeLinear,
         *,
         compile_steps: bool = False,
-        kernels: str = "auto",
+        kernels: tuple[str, str],
         experts: type[FastExperts] = FastExperts,
         inputs: str = "exact",
         native: bool | str = False,
         say: Callable[[str], None] | None = None,
     ) -> None:
+        """kernels: as `fused.choose_kernels` chose them, and why. The others: see `prepare`."""
         self.config, self.tokenizer, self.name = model.config, model.tokenizer, model.name
         self.device, self.dtype, self.digest = model.device, model.dtype, model_digest(model)
         if inputs != "exact":  # keys and values are other numbers, and nobody may take them for the exact ones
@@ -219,13 +229,16 @@ class FastDecoder:
         self.compiled = compile_steps
         self.graphs: bool | str = "auto"  # see `prepare`
         self.linear_reason = ""
-        self.kernels, self.kernels_reason = fused.choose_kernels(model, kernels, compiled=compile_steps)
+        self.kernels, self.kernels_reason = kernels
         self._fused = self.kernels == "triton"
-        norm, kinds, table = small_norm, (FastLayer, FastLatentLayer), RotaryTable
+        norm, kinds, table, dtype = small_norm, (FastLayer, FastLatentLayer), RotaryTable, model.dtype
+        self._loops: Loops | None = None
         if self._fused:
             norm, kinds = fused.FusedNorm, (fused.FusedLayer, fused.FusedLatentLayer)
             table = fused.FusedRotaryTable
-        self._stream = fused.Stream
+        elif self.kernels == "c++":
+            norm, kinds, self._loops, dtype = LoopedNorm, (LoopedLayer, FastLatentLayer), Loops(model), torch.float32
+        self._adds_later = self.kernels != "torch"  # the residual stream is a Stream
         self._parameters = model.num_parameters()
         with torch.no_grad():
             self._embedding = model.embed.weight.detach()
@@ -235,8 +248,8 @@ class FastDecoder:
             self._local_table = None if model.local_rotary is None else table(model, local=True)
             self._embedding_scale = model.embedding_scale
             self._norm = norm(model.norm, self._wide)
-            self._layers = fast_layers(model, make, norm, self._wide, kinds, experts, inputs)
-            self._head = joined(make, model.dtype, model.head, inputs=inputs)
+            self._layers = fast_layers(model, make, norm, self._wide, kinds, experts, inputs, dtype)
+            self._head = joined(make, dtype, model.head, inputs=inputs)
             self._why_not_compiled, self._steps = "compile=False", None
             if compile_steps:
                 self._why_not_compiled, self._steps = self._compiled(model, say or to_standard_error)
@@ -301,8 +314,16 @@ class FastDecoder:
 
     def hidden(self, batch: Batch, kv: Attends) -> torch.Tensor:
         """[N, d]: every row after the last layer and its norm. `kv.begin` may refuse the batch whole."""
+        if self._loops is None:
+            return self._through(batch, kv)
+        looped = self._loops.over(kv, self._tables_for)
+        hidden = self._through(batch, looped)
+        looped.end(batch)
+        return hidden
+
+    def _through(self, batch: Batch, kv: Attends) -> torch.Tensor:
         start, turns = self._start(batch, kv)
-        x: Residual = self._stream(start) if self._fused else start
+        x: Residual = fused.Stream(start) if self._adds_later else start
         for index, layer in enumerate(self._layers):
             mixed = layer.attend(index, x, turns, batch, kv)
             x = layer.after(x, mixed.reshape(batch.num_tokens, -1))
@@ -408,7 +429,7 @@ class FastDecoder:
 
     def _choose_native(self, model: Decoder, inputs: str, say: Callable[[str], None]) -> None:
         """Only what this machine lacks is told unasked: that a model has no native steps hinders nothing."""
-        asked = "compile=True" if self.compiled else 'kernels="triton"' if self._fused else ""
+        asked = "compile=True" if self.compiled else f'kernels="{self.kernels}"' if self._adds_later else ""
         reason = f"{asked} was asked for" if asked else why_not_measured() or why_not_model(model)
         if reason:
             self.why_not_native = reason

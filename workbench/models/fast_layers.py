@@ -80,7 +80,11 @@ class FastLayer:
 
     def before(self, x: Residual, turns: Turns) -> Projected:
         """x [N, d] -> q [N, H_q, D], k [N, H_kv, D], v [N, H_kv, D], normed and rotated."""
-        heads = self.qkv(self.attention_norm(x)).view(x.shape[0], -1, self.head_dim)  # [N, H_q + 2·H_kv, D]
+        return self._ready(self.qkv(self.attention_norm(x)), turns)
+
+    def _ready(self, projected: torch.Tensor, turns: Turns) -> Projected:
+        """q, k and v of what their product gave, [N, (H_q + 2·H_kv)·D]."""
+        heads = projected.view(len(projected), -1, self.head_dim)
         qk, v = torch.split_with_sizes(heads, self._rotary_heads, 1)
         if self.qk_norm is not None:
             q_norm, k_norm = self.qk_norm
@@ -182,9 +186,11 @@ def fast_layers(
     kinds: tuple[type[FastLayer], type[FastLayer]] = (FastLayer, FastLatentLayer),
     experts: type[FastExperts] = FastExperts,
     inputs: str = "exact",
+    dtype: torch.dtype | None = None,
 ) -> list[FastLayer]:
-    """kinds: of a layer as most are, and of one with latent attention. inputs: of quantized linears, see `prepare`."""
-    config, join = model.config, functools.partial(joined, make, model.dtype, inputs=inputs)
+    """kinds: of a layer as most are, and of one with latent attention. inputs: of quantized linears, see `prepare`.
+    dtype: of what these take and give, default the model's."""
+    config, join = model.config, functools.partial(joined, make, dtype or model.dtype, inputs=inputs)
     kind = kinds[config.latent_attention is not None]
     return [
         kind(layer, join, norm, stream, config, local=config.turns_locally(index), experts=experts)

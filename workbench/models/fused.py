@@ -31,7 +31,7 @@ from workbench.models.decoder import Attends, Decoder, Turns
 from workbench.models.fast_layers import FastLatentLayer, FastLayer, MakeNorm, Projected, RotaryTable, norm_weight
 from workbench.models.linear import Join, Linear, TritonMatvec
 
-KINDS = ("torch", "triton")
+KINDS = ("torch", "triton", "c++")
 
 
 class Stream(NamedTuple):
@@ -45,22 +45,28 @@ class Stream(NamedTuple):
 
 
 def choose_kernels(model: Decoder, kernels: str, *, compiled: bool) -> tuple[str, str]:
-    """("torch" or "triton", why). kernels: one of the two, or "auto": triton on a CUDA device that runs it.
+    """("torch", "triton" or "c++", why). kernels: one of these, or "auto": triton on a CUDA device that runs it.
 
-    A shape that there are no kernels for is arranged with torch, whichever was asked, and the reason says so. Raises
-    WorkbenchError where "triton" was asked and this device, this dtype or torch.compile rules it out.
+    A shape that there are no kernels for is arranged with torch, whichever was asked, and the reason says so; so it is
+    with "c++" without a compiler. Raises WorkbenchError where "triton" was asked and this device, this dtype or
+    torch.compile rules it out, and where "c++" goes with torch.compile.
     """
     if kernels not in ("auto", *KINDS):
         raise unknown("kind of kernels", kernels, ["auto", *KINDS])
     if kernels == "torch":
         return "torch", "as asked"
-    asked = kernels == "triton"
+    asked = kernels != "auto"
     if compiled:
         if asked:
             raise WorkbenchError(
-                'torch.compile fuses these operations itself; give compile=True or kernels="triton", not both'
+                f'torch.compile fuses these operations itself; give compile=True or kernels="{kernels}", not both'
             )
         return "torch", "steps go through torch.compile, which fuses these operations itself"
+    if kernels == "c++":
+        from workbench.models.looped import why_not_loops
+
+        reason = why_not_loops(model)
+        return ("torch", reason) if reason else ("c++", "as asked")
     if not asked and model.device.type != "cuda":
         return "torch", f"the model is on {model.device}; kernels are compiled for CUDA devices"
     reason = why_not_here(model)

@@ -122,7 +122,7 @@ class Looped:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         many = self._max_rows is not None and x.shape[0] > self._max_rows
         if many or x.requires_grad or torch._C._len_torch_dispatch_stack():  # who records operations knows that one
-            return F.linear(x, self.weight, self.bias)
+            return F.linear(x.to(self.weight.dtype), self.weight, self.bias).to(x.dtype)
         return self._product(x) if x.dtype is torch.float32 else self._product(x.float()).to(x.dtype)
 
 

@@ -115,7 +115,7 @@ class NativeSteps:
         """max_rows: see `rows_limit`; whoever has measured how many are faster sets fewer."""
         self.config, self.parts, self.max_rows = config, parts, max_rows
         self.reason = "no step was taken yet"
-        self._turns: list[tuple[torch.Tensor, torch.Tensor]] = []  # tables as they came, and in float32
+        self._in_floats = FloatTables()
 
     @classmethod
     def of(cls, model: Decoder, inputs: str = "exact") -> NativeSteps:
@@ -139,7 +139,7 @@ class NativeSteps:
     def may_call(self, kv: Any) -> bool:
         """Whether steps of one row with this kv are taken without a batch, from its first token on. Where it is empty
         yet the first token is a prompt, and comes in a batch."""
-        return any(hasattr(kv, name) for name in ("step_storage", "place_step")) and self._is_of(kv)
+        return any(hasattr(kv, name) for name in ("step_storage", "place_step")) and _is_of(self.config, kv)
 
     def one_call(
         self, token: int, position: int, sequence: Hashable, kv: Any, tables: Tables
@@ -167,10 +167,6 @@ class NativeSteps:
         self.reason = "a step is one function in C++"
         return made
 
-    def _is_of(self, kv: Any) -> bool:
-        """Whether it keeps keys and values of a model of this shape."""
-        return kv.config is self.config or bool(kv.config == self.config)  # comparing takes longer than the rest of it
-
     # -- batches -----------------------------------------------------------------------------------------------------
 
     def rows(
@@ -181,12 +177,9 @@ class NativeSteps:
 
         given [N, d]: hidden states, for a model that takes them.
         """
-        from workbench.kernels.cpu.step import Rows
-
         if reason := self._why_not(batch, kv):
             self.reason = reason
             return None
-        token_ids = batch.token_ids.tolist()
         wanted = list(range(batch.num_tokens)) if batch.logit_rows is None else batch.logit_rows.tolist()
         if wanted and not 0 <= min(wanted) <= max(wanted) < batch.num_tokens:
             raise WorkbenchError(f"a batch of {batch.num_tokens} rows wants logits of rows {wanted}")
@@ -194,8 +187,7 @@ class NativeSteps:
         if placed is None:
             self.reason = _why_not_placed(kv, batch)
             return None
-        turns, positions = tables(max(batch.lengths_after())), batch.positions.tolist()
-        rows = Rows(token_ids, positions, batch.query_starts, placed.tables, wanted, _trees_of(batch), given)
+        turns, rows = tables(max(batch.lengths_after())), rows_of(batch, placed, wanted, given)
         made = self._run(placed.where, rows, turns, states)
         kv.note_batch(batch)
         self.reason = f"{batch.num_tokens} rows are one function in C++"
@@ -204,12 +196,8 @@ class NativeSteps:
     def _why_not(self, batch: Batch, kv: Any) -> str:
         if self.max_rows is not None and batch.num_tokens > self.max_rows:
             return f"{batch.num_tokens} rows run as they are: up to {self.max_rows} are one function"
-        if type(batch) is not Batch or batch.token_ids.device.type != "cpu":
-            return "this kind of batch runs as it is"
-        if not hasattr(kv, "place_batch") or not self._is_of(kv):
-            return f"a {type(kv).__name__} does not say where keys and values lie"
-        if kv.dtype not in TYPES:
-            return f"keys and values in {str(kv.dtype).removeprefix('torch.')} run as they are"
+        if reason := why_not_placing(batch, kv, self.config):
+            return reason
         if not 0 <= int(batch.token_ids.min()) <= int(batch.token_ids.max()) < self.config.vocab_size:
             return "there is no such token"
         return ""
@@ -228,12 +216,42 @@ class NativeSteps:
         logits, said, hidden = zip(*pieces)
         return loop.Made(torch.cat(logits), torch.cat(said), torch.cat(hidden) if states else None)
 
-    def _in_floats(self, turns: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Tables [positions, 2, D] in float32, converted when one came that is longer."""
-        known = self._turns  # other threads may put longer ones in its place
+
+class FloatTables:
+    """Tables [positions, 2, D] of cos and signed sin in float32, converted when one comes that is longer."""
+
+    def __init__(self) -> None:
+        self._known: list[tuple[torch.Tensor, torch.Tensor]] = []  # as they came, and in float32
+
+    def __call__(self, turns: list[torch.Tensor]) -> list[torch.Tensor]:
+        known = self._known  # other threads may put longer ones in its place
         if len(turns) != len(known) or any(one is not before for one, (before, _) in zip(turns, known)):
-            known = self._turns = [(one, one.float().contiguous()) for one in turns]
+            known = self._known = [(one, one.float().contiguous()) for one in turns]
         return [floats for _, floats in known]
+
+
+def _is_of(config: ModelConfig, kv: Any) -> bool:
+    """Whether it keeps keys and values of a model of this shape."""
+    return kv.config is config or bool(kv.config == config)  # comparing takes longer than the rest of it
+
+
+def why_not_placing(batch: Batch, kv: Any, config: ModelConfig) -> str:
+    """Why a loop cannot read and write the kv for this batch, as far as that is known before it is placed."""
+    if type(batch) is not Batch or batch.token_ids.device.type != "cpu":
+        return "this kind of batch runs as it is"
+    if not hasattr(kv, "place_batch") or not _is_of(config, kv):
+        return f"a {type(kv).__name__} does not say where keys and values lie"
+    if kv.dtype not in TYPES:
+        return f"keys and values in {str(kv.dtype).removeprefix('torch.')} run as they are"
+    return ""
+
+
+def rows_of(batch: Batch, placed: Placed, wanted: Sequence[int], given: torch.Tensor | None = None) -> Rows:
+    """The batch as the loop takes it."""
+    from workbench.kernels.cpu.step import Rows
+
+    token_ids, positions = batch.token_ids.tolist(), batch.positions.tolist()
+    return Rows(token_ids, positions, batch.query_starts, placed.tables, wanted, _trees_of(batch), given)
 
 
 def _in_slots(kv: Any, sequence: Hashable) -> Placed | None:
@@ -310,7 +328,13 @@ def limit_of(dtype: torch.dtype, *, in_codes: bool, inputs: str = "exact") -> in
 # -- a model's parts ---------------------------------------------------------------------------------------------------
 
 
-def _parts_of(model: Decoder, inputs: str) -> ModelParts:
+def attention_parts(model: Decoder) -> ModelParts:
+    """Of a model whose matrices are multiplied elsewhere: what its attention takes."""
+    return _parts_of(model, None)
+
+
+def _parts_of(model: Decoder, inputs: str | None) -> ModelParts:
+    """inputs: None leaves the matrices out."""
     from workbench.kernels.cpu.step import ModelParts
 
     config = model.config
@@ -327,8 +351,8 @@ def _parts_of(model: Decoder, inputs: str) -> ModelParts:
             _layer(layer, config, index, place[config.kv_source(index)], inputs)
             for index, layer in enumerate(model.layers)
         ],
-        norm=_norm(model.norm),
-        head=_matrix(model.head, inputs),
+        norm=norm_of(model.norm),
+        head=None if inputs is None else _matrix(model.head, inputs),
     )
 
 
@@ -342,7 +366,7 @@ def _parts_of_eagle(head: EagleHead, table: torch.Tensor, output: Matrix) -> Mod
         embedding_scale=1.0,
         position_embedding=None,
         layers=[replace(_layer(head.layer, config, 0, 0, "exact"), table=0)],  # a head has one table, window or not
-        norm=_norm(head.norm),
+        norm=norm_of(head.norm),
         head=output,
         of_given=Matrix(head.fc.weight[:, config.hidden_size :]),
     )
@@ -361,7 +385,7 @@ def _shape(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _layer(layer: DecoderLayer, config: ModelConfig, index: int, place: int, inputs: str) -> LayerParts:
+def _layer(layer: DecoderLayer, config: ModelConfig, index: int, place: int, inputs: str | None) -> LayerParts:
     from workbench.kernels.cpu.step import LayerParts
 
     a: Any = layer.attention
@@ -378,8 +402,8 @@ def _layer(layer: DecoderLayer, config: ModelConfig, index: int, place: int, inp
     if config.post_norms:
         norms |= {"after_attention": layer.attention_post_norm, "after_mlp": layer.mlp_post_norm}
     return LayerParts(
-        norms={name: _norm(norm) for name, norm in norms.items()},
-        matrices={name: _matrix(linear, inputs) for name, linear in linears.items()},
+        norms={name: norm_of(norm) for name, norm in norms.items()},
+        matrices={} if inputs is None else {name: _matrix(linear, inputs) for name, linear in linears.items()},
         owns_keys=owns,
         place=place,
         window=config.window_of(index),
@@ -387,7 +411,7 @@ def _layer(layer: DecoderLayer, config: ModelConfig, index: int, place: int, inp
     )
 
 
-def _norm(module: Any) -> Norm:
+def norm_of(module: Any) -> Norm:
     from workbench.kernels.cpu.step import Norm
 
     bias = None if isinstance(module, RMS_NORMS) else module.bias

@@ -238,6 +238,7 @@ def test_what_cannot_run_is_left_out_by_name_with_the_reason(folder, tmp_path, m
     names = [one.name for one in contenders(folder, said)]
     assert {"ours, compiled, 8 bits, float32", "ours, compiled, 4 bits, bfloat16"} <= set(names)
     assert {"ours, native, 4 bits, inputs in 8 bits, float32", "ours, native, 8 bits, bfloat16"} <= set(names)
+    assert {"ours, C++ kernels, 8 bits, float32", "ours, C++ kernels, 4 bits, inputs in 8 bits, bfloat16"} <= set(names)
     for name in [f"ours, compiled, {b} bits, inputs in 8 bits, {d}" for b in (8, 4) for d in ("float32", "bfloat16")]:
         assert name not in names
         assert any(line.startswith(f'{name} is left out: inputs="q8" does not go with compile=True') for line in said)
@@ -248,8 +249,9 @@ def test_what_cannot_run_is_left_out_by_name_with_the_reason(folder, tmp_path, m
     if has_llama_cpp():
         assert any(line.startswith("llama.cpp, q4_0 is left out: ") and "rows of 200" in line for line in said)
     monkeypatch.setenv("WORKBENCH_NO_COMPILER", "1")
-    assert not [one for one in contenders(folder, said) if "compiled" in one.name or "native" in one.name]
-    assert "compiled and native contenders are left out: WORKBENCH_NO_COMPILER is set" in said
+    words = ("compiled", "native", "C++")
+    assert not [one for one in contenders(folder, said) if any(word in one.name for word in words)]
+    assert "contenders in C++ are left out: WORKBENCH_NO_COMPILER is set" in said
 
 
 def test_an_engine_that_is_not_compiled_after_all_is_not_measured_as_if_it_were():

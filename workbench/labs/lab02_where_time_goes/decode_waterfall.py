@@ -20,6 +20,7 @@ from workbench.instruments.costs import decode_costs, predict
 from workbench.instruments.timing import exclusive
 from workbench.labs.lab02_where_time_goes.ways import (
     DECODER,
+    LOOPED,
     NATIVE,
     ONE_CALL,
     PACKED,
@@ -48,6 +49,7 @@ CAUSES = {  # what is taken away on the way to it
     DECODER: "general code",
     PREPARED: "small operations",
     PACKED: "layout of weights",
+    LOOPED: "small kernels",
     ONE_CALL: "Python and dispatch",
     NATIVE: "generated loops",
 }
@@ -126,8 +128,11 @@ def expected(
     form = maker_of(passing.MATRIX, DTYPES[weights], "cpu", LARGE_MODEL_BYTES)
     if form in AS_PREPARED:
         by_way[AS_PREPARED[form]] = prepared
-    if not why_not_shape(shape_of(model)):
-        by_way[NATIVE] = predict(Loops("native", DTYPES[weights]).counted(costs), ceilings, weights)
+    shape, dtype = shape_of(model), DTYPES[weights]
+    if not why_not_shape(shape):
+        of_loops = {NATIVE: "native"} if shape.is_gpt2 else {LOOPED: "looped", NATIVE: "native"}
+        for way, steps in of_loops.items():
+            by_way[way] = predict(Loops(steps, dtype).counted(costs), ceilings, weights)
     return costs, by_way
 
 

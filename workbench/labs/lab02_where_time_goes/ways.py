@@ -5,6 +5,7 @@ of each does, counted without a clock.
     our Decoder      `generate` with the contiguous kv; so are those below
     prepared         fewer, larger operations (`prepare`), weights as they are
     packed weights   the same, weights in the layout that the processor's products read
+    C++ kernels      norms, gates and attention too in loops written by hand, a call each (`workbench.models.looped`)
     one call         the whole step compiled (`workbench.models.one_call`)
     one function     the whole step written by hand in C++ (`workbench.models.native_steps`)
 """
@@ -33,6 +34,7 @@ from workbench.models import prepare
 from workbench.models.checkpoints import save_checkpoint
 from workbench.models.compiled import why_not_at_all, why_not_whole
 from workbench.models.linear import why_not_packed
+from workbench.models.looped import why_not_loops
 from workbench.models.native_steps import why_not_native
 
 if TYPE_CHECKING:
@@ -40,11 +42,12 @@ if TYPE_CHECKING:
     from workbench.models.decoder import Decoder
     from workbench.models.fast import Model
 
-THEIRS, DECODER, PREPARED, PACKED, ONE_CALL, NATIVE = WAYS = (
+THEIRS, DECODER, PREPARED, PACKED, LOOPED, ONE_CALL, NATIVE = WAYS = (
     "transformers",
     "our Decoder",
     "prepared",
     "packed weights",
+    "C++ kernels",
     "one call",
     "one function",
 )
@@ -76,6 +79,7 @@ def ways_of(bench: Bench, decoder: Decoder) -> Iterator[Way | tuple[str, str]]:
             lambda: why_not_packed(decoder.dtype, decoder.device),
             lambda: _ours(PACKED, prepare(decoder, linear="packed")),
         ),
+        LOOPED: (lambda: why_not_loops(decoder), lambda: _ours(LOOPED, prepare(decoder, kernels="c++"))),
         ONE_CALL: (lambda: why_not_one_call(decoder), lambda: _one_call(bench, decoder)),
         NATIVE: (lambda: why_not_native(decoder), lambda: _native(bench, decoder)),
     }

@@ -2,7 +2,7 @@
 bits.
 
     format      ours                                      llama.cpp   bits per weight
-    float32     `prepare`: eager, compiled and native     float32     32
+    float32     `prepare`: eager, looped, compiled, native float32     32
     bfloat16    the same                                  bfloat16    16
     8 bits      `quantize`, RTN in groups of 32           q8_0        8.5
     4 bits      the same                                  q4_0        4.5
@@ -61,9 +61,12 @@ SCALE_BYTES = 2  # float16
 HEAD_BITS = 8
 BITS = {"8 bits": 8, "4 bits": 4}
 GGUF_NAMES = {"8 bits": "q8_0", "4 bits": "q4_0"}
+KERNELS = "C++ kernels"
 WAYS: tuple[tuple[str, str, dict[str, Any]], ...] = (  # label before and after the format, and what `prepare` is given
     ("", "", {}),
     ("", ", inputs in 8 bits", {"inputs": "q8"}),
+    (f"{KERNELS}, ", "", {"kernels": "c++"}),
+    (f"{KERNELS}, ", ", inputs in 8 bits", {"kernels": "c++", "inputs": "q8"}),
     ("compiled, ", "", {"compile": True}),
     ("compiled, ", ", inputs in 8 bits", {"compile": True, "inputs": "q8"}),
     ("native, ", "", {"native": True}),
@@ -130,7 +133,7 @@ def engines(
     With weights in few bits alone two others run too, because ratios are to them: OURS and the BASELINE.
     """
     if compiled and (reason := why_no_compiler()):
-        bench.report(f"compiled and native contenders are left out: {reason}")
+        bench.report(f"contenders in C++ are left out: {reason}")
         compiled = False
     in_full, in_few = weights != "few bits", weights != "as trained"
 
@@ -164,12 +167,18 @@ def name_of(dtype: torch.dtype) -> str:
 def _ours_as_trained(bench: Bench, model: str, oracle: MakeOracle, compiled: bool) -> Iterator[Engine]:
     for dtype in DTYPES:
         name = name_of(dtype)
-        ways = {"ours": "fast", "ours, compiled": "compiled", "ours, native": "native"}
+        ways = {
+            "ours": "fast",
+            f"ours, {KERNELS}": "looped",
+            "ours, compiled": "compiled",
+            "ours, native": "native",
+        }
         for label, arrangement in ways.items():
             if arrangement != "fast" and not compiled:
                 continue
             ready = bench.model(model, dtype=name, arrangement=arrangement)
-            yield _ours(f"{label}, {name}", name, dtype, ready, oracle)
+            if _is_named_so(bench, f"{label}, {name}", ready):
+                yield _ours(f"{label}, {name}", name, dtype, ready, oracle)
 
 
 def _ours_in_few_bits(bench: Bench, model: str, decoder: Decoder, compiled: bool) -> Iterator[Engine]:
@@ -192,6 +201,8 @@ def _ours_in_few_bits(bench: Bench, model: str, decoder: Decoder, compiled: bool
                 except WorkbenchError as error:
                     bench.report(f"{name} is left out: {error}")
                     continue
+                if not _is_named_so(bench, name, ready):
+                    continue
                 inputs = settings.get("inputs", "exact")
                 engine = _ours(name, format, dtype, ready, oracle)
                 engine.element_bytes |= _bytes_in_few_bits(ready, quantized)
@@ -199,6 +210,14 @@ def _ours_in_few_bits(bench: Bench, model: str, decoder: Decoder, compiled: bool
                 engine.about |= {"format": f"int{bits}", "group": GROUP, "inputs": inputs}
                 engine.rounded, engine.words = "all" * (inputs == "q8"), functools.partial(_forms, ready)
                 yield engine
+
+
+def _is_named_so(bench: Bench, name: str, ready: FastDecoder) -> bool:
+    """Whether its kernels are those that its name says; what its steps are is known later (`Engine.why_not`)."""
+    if KERNELS in name and ready.kernels != "c++":
+        bench.report(f"{name} is left out: {ready.kernels_reason}")
+        return False
+    return True
 
 
 def recipe(bits: int) -> QuantizationRecipe:

@@ -321,7 +321,7 @@ EXPERIMENT = Experiment(
         Setting(
             "peers", "all", "choice", choices=("all", "transformers", "llama.cpp", "ours"), help="who runs beside ours"
         ),
-        Setting("compiled", True, "flag", help="compiled and native steps as well, where a C++ compiler is found"),
+        Setting("compiled", True, "flag", help="what is compiled from C++ as well, where a compiler is found"),
         Setting("prompt_tokens", 32, "int", 1, 1024, help="tokens of held-out text to go on from"),
         Setting("new_tokens", 96, "int", 2, 1024, help="tokens to write"),
         Setting(

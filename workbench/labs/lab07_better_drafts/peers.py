@@ -281,9 +281,9 @@ EXPERIMENT = Experiment(
             "arrangement",
             "fast",
             "choice",
-            choices=("fast", "compiled", "native"),
-            help="of our models: as prepared; steps and verifications compiled, a minute or more at the first; or one "
-            "function in C++",
+            choices=("fast", "looped", "compiled", "native"),
+            help="of our models: as prepared; norms, gates and attention in C++, a call each; steps and verifications "
+            "compiled, a minute or more at the first; or one function in C++",
         ),
         Setting("texts", "all", "text", help=f"{', '.join(PROMPT_SETS)}; several with commas between, or all"),
         Setting("prompts", 3, "int", low=1, high=16, brief=1, help="of each kind of text"),

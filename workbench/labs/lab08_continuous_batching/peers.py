@@ -206,8 +206,9 @@ EXPERIMENT = Experiment(
             "arrangement",
             "fast",
             "choice",
-            choices=("fast", "native"),
-            help="of our model: as prepared, or its steps of a few rows one function in C++",
+            choices=("fast", "looped", "native"),
+            help="of our model: as prepared; norms, gates and attention in C++, a call each; or steps of a few rows one "
+            "function in C++",
         ),
         Setting("requests", 64, "int", low=1, high=256, help="all there from the start"),
         Setting("slots", 16, "int", low=1, high=64, help="requests in work at a time"),

@@ -22,7 +22,7 @@ from workbench.labs.lab02_where_time_goes.decode_waterfall import (
     expected,
     falls,
 )
-from workbench.labs.lab02_where_time_goes.ways import DECODER, NATIVE, ONE_CALL, PACKED, PREPARED, WAYS
+from workbench.labs.lab02_where_time_goes.ways import DECODER, LOOPED, NATIVE, ONE_CALL, PACKED, PREPARED, WAYS
 from workbench.panels import style
 from workbench.panels.base import Panel
 from workbench.panels.chart import Axis, Drawing, view
@@ -36,6 +36,7 @@ COLOURS = {
     CAUSES[DECODER]: "#3B2066",
     CAUSES[PREPARED]: style.LAUNCH,
     CAUSES[PACKED]: "#6E9CC0",
+    CAUSES[LOOPED]: "#C2A14D",
     CAUSES[ONE_CALL]: "#A88FCB",
     CAUSES[NATIVE]: "#4F8F86",
     LEFT: PALE,
@@ -44,6 +45,7 @@ MEANS = {
     CAUSES[DECODER]: "masks, output objects, a cache that is copied in each step: code for every model and every use",
     CAUSES[PREPARED]: "products that share their input are joined, and the rotary table is made once",
     CAUSES[PACKED]: "where each weight lies in memory, for the processor's products",
+    CAUSES[LOOPED]: "a norm, a gate or an attention is one call, where torch takes several; weights are read as they lie",
     CAUSES[ONE_CALL]: "the step is one compiled call: no Python and no dispatch between its operations",
     CAUSES[NATIVE]: "threads wait for each other five times a layer, and a weight is fetched before it is needed",
     LEFT: "attention, the choice, Python around the call, threads that wait for each other",
@@ -52,6 +54,7 @@ HERE = {  # what may make it so, where taking a cause away made the step slower
     DECODER: "ours has operations of its own, and `generate` keeps more than tokens",
     PREPARED: "larger operations may gain nothing on this processor",
     PACKED: "rows as they are may be read faster than blocks, at these sizes on this processor",
+    LOOPED: "torch's operations of many values may be faster than a call of ours, at these sizes",
     ONE_CALL: "what the compiler wrote may read weights more slowly than the products before it",
     NATIVE: "its loops may read weights of this size more slowly than those that the compiler wrote",
 }
@@ -184,7 +187,7 @@ def _sizes(levels: Levels) -> str:
         said = f"The largest cause is {largest.cause}, {milliseconds(largest.seconds)}."
     if unsure:
         said += f" Within what rounds differ by: {listed(unsure)}."
-    unpacked = next((way for way in (ONE_CALL, NATIVE) if way in between), None)
+    unpacked = next((way for way in (LOOPED, ONE_CALL, NATIVE) if way in between), None)
     if unpacked and PACKED in between and between[PACKED].seconds < 0:
         said += (
             f" {_upper(unpacked)} reads weights as they are, so its bar first takes back the"
