@@ -131,7 +131,11 @@ class CodeProduct:
     @property
     def nbytes(self) -> int:
         """What one call reads, x not counted."""
-        return sum(one.nbytes for one in (self.codes, self.scale, self.zero) if one is not None)
+        return sum(one.nbytes for one in self.tensors)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        return [one for one in (self.codes, self.scale, self.zero) if one is not None]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if torch._C._len_torch_dispatch_stack():  # who records operations sees this one, too

@@ -187,8 +187,12 @@ class Matrix:
     @property
     def nbytes(self) -> int:
         """What one product reads, the inputs not counted."""
-        parts = [self.weight, self.bias, self.divisor]
-        return sum(part.nbytes for part in parts if part is not None)
+        return sum(one.nbytes for one in self.tensors)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        numbers = self.weight.tensors if isinstance(self.weight, CodeProduct) else [self.weight]
+        return numbers + [one for one in (self.bias, self.divisor) if one is not None]
 
 
 class Norm:
@@ -283,8 +287,18 @@ class ModelParts:
     @property
     def nbytes(self) -> int:
         """Of the matrices, which every step reads once."""
+        return sum(matrix.nbytes for matrix in self.matrices)
+
+    @property
+    def output(self) -> Matrix:
+        """The head of a model whose steps are run."""
+        assert self.head is not None
+        return self.head
+
+    @property
+    def matrices(self) -> list[Matrix]:
         every = [matrix for layer in self.layers for matrix in layer.matrices.values()] + [self.head, self.of_given]
-        return sum(matrix.nbytes for matrix in every if matrix is not None)
+        return [matrix for matrix in every if matrix is not None]
 
 
 def _matrix_arguments(matrix: Matrix | None) -> MatrixArguments:
@@ -433,9 +447,7 @@ class Attention:
 
     def __init__(self, model: ModelParts, where: Any, rows: Rows, turns: Sequence[torch.Tensor]) -> None:
         self._where, self._rows, self._size = where, len(rows.token_ids), (model.heads, model.size)
-        self._wide = [
-            (model.heads + 2 * model.kv_heads * layer.owns_keys) * model.size for layer in model.layers
-        ]
+        self._wide = [(model.heads + 2 * model.kv_heads * layer.owns_keys) * model.size for layer in model.layers]
         self._cache, self._codes = _cache(where, *rows.first)
         self._tokens = _Tokens(rows, turns)
         self._given = [ctypes.byref(one) for one in (model.arguments, self._cache, self._tokens.arguments)]
@@ -466,7 +478,8 @@ class RowNorm:
         self._kept = norm
 
     def __call__(self, x: torch.Tensor, added: torch.Tensor | None, threads: int) -> torch.Tensor:
-        """x [N, d] -> [N, d]. added [N, d], where there is any, is added to x first, in place. All float32, contiguous."""
+        """x [N, d] -> [N, d]. added [N, d], where there is any, is added to x first, in place. All are float32 and
+        contiguous."""
         made, (rows, size) = torch.empty_like(x), x.shape
         given = x.data_ptr(), None if added is None else added.data_ptr()
         self._call(self._norm, size, *given, rows, threads, made.data_ptr())

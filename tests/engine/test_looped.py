@@ -247,7 +247,11 @@ def test_a_batch_that_was_interrupted_never_came(monkeypatch):
 @torch.inference_mode()
 def test_native_steps_go_with_it_and_what_they_leave_runs_in_loops(attended):
     model = random_decoder(tiny_config(vocab_size=64))
-    fast, mine, plain = looped(model, native=True, say=lambda _: None), Contiguous(model.config), Contiguous(model.config)
+    fast, mine, plain = (
+        looped(model, native=True, say=lambda _: None),
+        Contiguous(model.config),
+        Contiguous(model.config),
+    )
     fast._native.max_rows = 4
     for at, rows in ((0, 9), (9, 1), (10, 5)):
         batch = Batch.of([text(rows, at)], first_positions=[at], sequences=["a"], logits="all")

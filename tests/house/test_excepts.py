@@ -183,6 +183,7 @@ REASONS = {
         "workbench/models/assembly.py _cgroup_bytes: OSError, ValueError",
         "workbench/models/catalogue.py _card: OSError, ValueError",
         "workbench/models/corpus.py _read: UnicodeDecodeError, OSError",
+        "workbench/native/large_pages.py in_large_pages: OSError",
         "workbench/recorder/surroundings.py _output: OSError, subprocess.TimeoutExpired",
         "workbench/serving/bench/client.py _retry_after_s: ValueError, TypeError",
     ),

@@ -74,7 +74,9 @@ class Loops:
         if self.steps == "looped":
             costs = costs.in_calls(attention=rows <= looped.MAX_ROWS)
             if rows <= Looped.MAX_ROWS or not torch_multiplies(self.dtype):
-                costs = costs.in_loops("" if self.bits else self._loop(None), "" if self.head_bits else self._loop(None))
+                costs = costs.in_loops(
+                    "" if self.bits else self._loop(None), "" if self.head_bits else self._loop(None)
+                )
         of_codes = cpu_forms.max_rows(self.dtype, self.inputs)
         return costs.in_loops(self._codes(self.bits, self.inputs), self._codes(self.head_bits, self.inputs), of_codes)
 

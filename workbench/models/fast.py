@@ -38,6 +38,7 @@ from workbench.models.fast_layers import (
     MakeLinear,
     Residual,
     RotaryTable,
+    Stream,
     TorchNorm,
     detached,
     fast_layers,
@@ -51,6 +52,7 @@ from workbench.models.measured_linear import MeasuredLinear, maker_by_time
 from workbench.models.measured_steps import choose, why_not_measured
 from workbench.models.native_steps import NativeSteps, why_not_model, why_not_native
 from workbench.models.one_call import StepParts
+from workbench.native.large_pages import move_to_large_pages
 
 
 def prepare(
@@ -71,20 +73,21 @@ def prepare(
 
     linear: "packed" or "looped" (CPU), "triton" (CUDA), "plain", or "auto": our kernel on a GPU where that can be; on a
     CPU each matrix as is fastest for its shape, which is measured once a machine, in a fraction of a second, and may
-    change the last bits of logits (workbench.models.measured_linear; $WORKBENCH_MEASURE=off: packed
-    where that can be). `linear_reason` of the result says why. compile: steps of one row are compiled, and the
-    verification of a few drafted tokens where a step is one call (workbench.models.compiled), which needs a C++
-    compiler and takes half a minute at the first step, once a machine where it is one call; they read the weights
-    unpacked, so both forms are kept, twice the memory. Where nothing can be compiled, steps run as they are.
-    `compiled_reason` of the result says what came of it, `why_not_compiled` what hindered; `say` is told what takes
-    time and what hinders, default a line on standard error. kernels: "torch", "triton" (workbench.models.fused; on a
-    CPU in Triton's interpreter, which is for tests), "c++" (workbench.models.looped; CPU: norms, gates and attention
-    are a call each of loops of our own, and matrices are looped; torch's operations where there are none, with one
-    sentence), or "auto": triton on a CUDA device where there are kernels for the model's shape. What came of it, and why, are `kernels` and `kernels_reason` of the result. graphs: whether an
-    `Engine` records its decode steps with this model and replays them (workbench.models.graphs): True, False, or
-    "auto", on a CUDA device where kernels attend; not with compile. dependent_launches: our kernels begin while the one
-    before them ends (`workbench.kernels.launch.dependent_launches`), on a GPU of compute capability 9.0 or newer; off,
-    because nobody has measured yet what it gains. experts: how a mixture of experts runs, "loop" or "grouped"
+    change the last bits of logits (workbench.models.measured_linear; $WORKBENCH_MEASURE=off: packed where that can be).
+    `linear_reason` of the result says why. compile: steps of one row are compiled, and the verification of a few
+    drafted tokens where a step is one call (workbench.models.compiled), which needs a C++ compiler and takes half a
+    minute at the first step, once a machine where it is one call; they read the weights unpacked, so both forms are
+    kept, twice the memory. Where nothing can be compiled, steps run as they are. `compiled_reason` of the result says
+    what came of it, `why_not_compiled` what hindered; `say` is told what takes time and what hinders, default a line on
+    standard error. kernels: "torch", "triton" (workbench.models.fused; on a CPU in Triton's interpreter, which is for
+    tests), "c++" (workbench.models.looped; CPU: norms, gates and attention are a call each of loops of our own, and
+    matrices are looped; torch's operations where there are none, with one sentence), or "auto": triton on a CUDA device
+    where there are kernels for the model's shape. What came of it, and why, are `kernels` and `kernels_reason` of the
+    result. graphs: whether an `Engine` records its decode steps with this model and replays them
+    (workbench.models.graphs): True, False, or "auto", on a CUDA device where kernels attend; not with compile.
+    dependent_launches: our kernels begin while the one before them ends
+    (`workbench.kernels.launch.dependent_launches`), on a GPU of compute capability 9.0 or newer; off, because nobody
+    has measured yet what it gains. experts: how a mixture of experts runs, "loop" or "grouped"
     (workbench.models.fast_experts), which is not the default for the same reason. inputs: what quantized linears are
     multiplied with: "exact", or "q8" (CPU): rounded to 8 bits too, a scale a block, so that products are whole numbers.
     That is faster and moves the logits a little, so it is never chosen by itself. native: batches of a few rows (of any
@@ -205,8 +208,9 @@ class FastDecoder:
     On a CPU the residual stream is float32 even where the weights are bfloat16: small operations cost the same in
     both, and converting costs one more.
 
-    kernels: "torch", "triton" or "c++", what does the norms, turns and gates; kernels_reason: why, in words. linear_reason:
-    why the matrices are held as they are (`forms`). compiled: whether compiled steps were asked for.
+    kernels: "torch", "triton" or "c++", what does the norms, turns and gates; kernels_reason: why, in words.
+    linear_reason: why the matrices are held as they are (`forms`). pages: what became of the memory of weights that
+    steps in C++ read (`workbench.native.large_pages`). compiled: whether compiled steps were asked for.
     """
 
     def __init__(
@@ -261,7 +265,22 @@ class FastDecoder:
                 self.why_not_native, self._native = self._as_native(model, inputs)
                 if self.why_not_native:
                     self._say_eager(say or to_standard_error)
+        self.pages = move_to_large_pages(self._read_by_steps())
         self._launching: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    def _read_by_steps(self) -> list[torch.Tensor]:
+        """Weights that steps in C++, ours or compiled, read as they lie."""
+        if self._native is not None:
+            return [one for matrix in self._native.parts.matrices for one in matrix.tensors]
+        if self._steps is not None:
+            layers, head = self._steps.layers, self._steps.head
+        elif self._loops is not None:
+            layers, head = self._layers, self._head
+        else:
+            return []
+        linears = [linear for layer in layers for linear in layer.linears.values()] + [head]
+        weights = (getattr(linear, "weight", None) for linear in linears)
+        return [weight for weight in weights if isinstance(weight, torch.Tensor)]
 
     def launch_dependents(self) -> None:
         """From here on launch our kernels as dependents in `model(batch, kv)`. Raises WorkbenchError where none are, or
@@ -323,7 +342,7 @@ class FastDecoder:
 
     def _through(self, batch: Batch, kv: Attends) -> torch.Tensor:
         start, turns = self._start(batch, kv)
-        x: Residual = fused.Stream(start) if self._adds_later else start
+        x: Residual = Stream(start) if self._adds_later else start
         for index, layer in enumerate(self._layers):
             mixed = layer.attend(index, x, turns, batch, kv)
             x = layer.after(x, mixed.reshape(batch.num_tokens, -1))
@@ -377,9 +396,11 @@ class FastDecoder:
 
     @property
     def steps_reason(self) -> str:
-        """What steps were, in words, and why that was chosen; "" of eager ones that nobody chose."""
+        """What steps were, in words, why that was chosen (nothing of eager ones that nobody chose), and what became of
+        the memory of weights that no cache holds."""
         chosen = self.native_reason if self.asked_native == "auto" else ""
-        return {"native": self.native_reason, "compiled": self.compiled_reason, "eager": chosen}[self.steps]
+        reasons = {"native": self.native_reason, "compiled": self.compiled_reason, "eager": chosen}
+        return "; ".join(filter(None, (reasons[self.steps], self.pages)))
 
     @property
     def native_reason(self) -> str:
@@ -507,7 +528,7 @@ class FastDecoder:
     def step_head_bytes(self) -> int:
         """Of those the head's."""
         if self._native is not None:
-            return self._native.parts.head.nbytes
+            return self._native.parts.output.nbytes
         steps = self if self._steps is None or self._steps.why_not else self._steps
         return steps.head.weight_bytes
 

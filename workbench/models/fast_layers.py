@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,10 +21,17 @@ from workbench.models.linear import Join, Linear, Matvec, SideBySide
 
 MakeLinear = Callable[..., Linear]
 MakeNorm = Callable[[Any, torch.dtype], Callable[..., torch.Tensor]]
-Residual = Any  # x [N, d]; of a FusedLayer a Stream
+Residual = Any  # x [N, d]; where the next norm adds, a Stream
 Projected = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]  # q, k, v
 RMS_NORMS = (RMSNorm, ZeroCenteredRMSNorm)
 FIRST_TABLE = 2048  # positions in the rotary table to begin with; it doubles when a longer text comes
+
+
+class Stream(NamedTuple):
+    """The residual stream x [N, d], and what is still to be added to it. The next norm adds it, to x in place."""
+
+    x: torch.Tensor
+    added: torch.Tensor | None = None
 
 
 class FastLayer:

@@ -20,7 +20,7 @@ feed-forward (Gemma) 6, one with latent attention 6, and 7 where q goes through 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 
@@ -28,17 +28,18 @@ from workbench.errors import WorkbenchError, unknown
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
 from workbench.models.decoder import Attends, Decoder, Turns
-from workbench.models.fast_layers import FastLatentLayer, FastLayer, MakeNorm, Projected, RotaryTable, norm_weight
+from workbench.models.fast_layers import (
+    FastLatentLayer,
+    FastLayer,
+    MakeNorm,
+    Projected,
+    RotaryTable,
+    Stream,
+    norm_weight,
+)
 from workbench.models.linear import Join, Linear, TritonMatvec
 
 KINDS = ("torch", "triton", "c++")
-
-
-class Stream(NamedTuple):
-    """The residual stream x [N, d], and what is still to be added to it. The next norm adds it, to x in place."""
-
-    x: torch.Tensor
-    added: torch.Tensor | None = None
 
 
 # -- which of the two ------------------------------------------------------------------------------------------------

@@ -20,15 +20,13 @@ from typing import Any
 
 import torch
 
-from workbench.errors import WorkbenchError
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
 from workbench.models.decoder import Attends, Decoder, Turns
-from workbench.models.fast_layers import FastLayer, MakeNorm, small_norm
-from workbench.models.fused import Stream
+from workbench.models.fast_layers import FastLayer, MakeNorm, Stream, small_norm
+from workbench.models.latent import UpProjections
 from workbench.models.linear import Join
 from workbench.models.native_steps import (
-    TYPES,
     FloatTables,
     Tables,
     attention_parts,
@@ -136,8 +134,16 @@ class LoopedAttention:
         assert self._attention is not None
         return self._attention(layer, projected, torch.get_num_threads())
 
-    def attend(self, layer: int, q: torch.Tensor, k: Any, v: Any, batch: Batch, **extra: Any) -> torch.Tensor:
-        return self._kv.attend(layer, q, k, v, batch, **extra)
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        batch: Batch,
+        up: UpProjections | None = None,
+    ) -> torch.Tensor:
+        return self._kv.attend(layer, q, k, v, batch, **({} if up is None else {"up": up}))
 
     def end(self, batch: Batch) -> None:
         """All layers have attended."""

@@ -156,7 +156,7 @@ def _gains(times: Times, rows: int | None) -> str:
 def name_of(native: NativeSteps, held: Iterable[str], inputs: str) -> str:
     """Of an entry: whatever a time depends on besides the machine, the numbers of the weights left out."""
     config, parts = native.config, native.parts
-    matrices = [one for layer in parts.layers for one in layer.matrices.values()] + [parts.head]
+    matrices = parts.matrices
     kinds = [(one.arguments.kind, one.shape, one.nbytes) for one in matrices]
     every = (config, parts.embedding.dtype, kinds, tuple(held), inputs, native.max_rows)
     digest = hashlib.sha256(repr(every).encode()).hexdigest()[:16]

@@ -126,7 +126,9 @@ class NativeSteps:
     def of_eagle(cls, head: EagleHead, table: torch.Tensor, target: NativeSteps) -> NativeSteps:
         """Of an EAGLE head, which has its target's output head. table [V, d]: what its fc makes of each token."""
         return cls(
-            head.config, _parts_of_eagle(head, table, target.parts.head), limit_of(head.fc.weight.dtype, in_codes=False)
+            head.config,
+            _parts_of_eagle(head, table, target.parts.output),
+            limit_of(head.fc.weight.dtype, in_codes=False),
         )
 
     @property

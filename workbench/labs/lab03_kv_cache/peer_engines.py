@@ -42,6 +42,7 @@ from workbench.labs.lab03_kv_cache.gguf_file import INSTALL, bytes_of_a_step, de
 from workbench.labs.lab03_kv_cache.peer_oracles import dequantized
 from workbench.models import prepare
 from workbench.models.checkpoints import save_checkpoint
+from workbench.models.fast import FastDecoder
 from workbench.native.compiler import why_no_compiler
 from workbench.quantization import QuantizationRecipe, quantize
 from workbench.quantization.linear import QuantizedLinear
@@ -49,7 +50,7 @@ from workbench.quantization.linear import QuantizedLinear
 if TYPE_CHECKING:
     from workbench.instruments.bench import Bench
     from workbench.models.decoder import Decoder
-    from workbench.models.fast import FastDecoder
+    from workbench.models.fast import Model
 
 Run = Callable[[Tokens, int], Tokens]
 MakeOracle = Callable[[], "Decoder"]
@@ -167,12 +168,7 @@ def name_of(dtype: torch.dtype) -> str:
 def _ours_as_trained(bench: Bench, model: str, oracle: MakeOracle, compiled: bool) -> Iterator[Engine]:
     for dtype in DTYPES:
         name = name_of(dtype)
-        ways = {
-            "ours": "fast",
-            f"ours, {KERNELS}": "looped",
-            "ours, compiled": "compiled",
-            "ours, native": "native",
-        }
+        ways = {"ours": "fast", f"ours, {KERNELS}": "looped", "ours, compiled": "compiled", "ours, native": "native"}
         for label, arrangement in ways.items():
             if arrangement != "fast" and not compiled:
                 continue
@@ -212,9 +208,9 @@ def _ours_in_few_bits(bench: Bench, model: str, decoder: Decoder, compiled: bool
                 yield engine
 
 
-def _is_named_so(bench: Bench, name: str, ready: FastDecoder) -> bool:
+def _is_named_so(bench: Bench, name: str, ready: Model) -> bool:
     """Whether its kernels are those that its name says; what its steps are is known later (`Engine.why_not`)."""
-    if KERNELS in name and ready.kernels != "c++":
+    if KERNELS in name and isinstance(ready, FastDecoder) and ready.kernels != "c++":
         bench.report(f"{name} is left out: {ready.kernels_reason}")
         return False
     return True

@@ -207,8 +207,8 @@ EXPERIMENT = Experiment(
             "fast",
             "choice",
             choices=("fast", "looped", "native"),
-            help="of our model: as prepared; norms, gates and attention in C++, a call each; or steps of a few rows one "
-            "function in C++",
+            help="of our model: as prepared; norms, gates and attention in C++, a call each; or steps of a few rows"
+            " one function in C++",
         ),
         Setting("requests", 64, "int", low=1, high=256, help="all there from the start"),
         Setting("slots", 16, "int", low=1, high=64, help="requests in work at a time"),

@@ -45,7 +45,9 @@ MEANS = {
     CAUSES[DECODER]: "masks, output objects, a cache that is copied in each step: code for every model and every use",
     CAUSES[PREPARED]: "products that share their input are joined, and the rotary table is made once",
     CAUSES[PACKED]: "where each weight lies in memory, for the processor's products",
-    CAUSES[LOOPED]: "a norm, a gate or an attention is one call, where torch takes several; weights are read as they lie",
+    CAUSES[
+        LOOPED
+    ]: "a norm, a gate or an attention is one call, where torch takes several; weights are read as they lie",
     CAUSES[ONE_CALL]: "the step is one compiled call: no Python and no dispatch between its operations",
     CAUSES[NATIVE]: "threads wait for each other five times a layer, and a weight is fetched before it is needed",
     LEFT: "attention, the choice, Python around the call, threads that wait for each other",
