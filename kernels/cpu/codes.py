@@ -150,7 +150,7 @@ class CodeProduct:
                 f"a product of codes takes x [N, {self.in_features}] in float32 on the CPU, got {list(x.shape)} in"
                 f" {str(x.dtype).removeprefix('torch.')} on {x.device}"
             )
-        rows = len(x)
+        rows = x.shape[0]
         if x.stride(1) != 1:
             x = x.contiguous()
         y = x.new_empty((rows, self.out_features))

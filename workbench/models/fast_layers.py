@@ -91,7 +91,7 @@ class FastLayer:
 
     def _ready(self, projected: torch.Tensor, turns: Turns) -> Projected:
         """q, k and v of what their product gave, [N, (H_q + 2·H_kv)·D]."""
-        heads = projected.view(len(projected), -1, self.head_dim)
+        heads = projected.view(projected.shape[0], -1, self.head_dim)
         qk, v = torch.split_with_sizes(heads, self._rotary_heads, 1)
         if self.qk_norm is not None:
             q_norm, k_norm = self.qk_norm
