@@ -25,7 +25,11 @@ _COLLAPSE = 25  # MADV_COLLAPSE, linux/mman.h
 
 def move_to_large_pages(tensors: Iterable[torch.Tensor]) -> str:
     """Of what lies in memory of the CPU, for BUDGET_S seconds at most. In words, what came of it; "" where the tensors
-    are too few to gain from it, and where the system has no such call."""
+    are too few to gain from it, and where this is not Linux or its C library has no madvise.
+
+    What was moved is counted for the whole process, so what lies beside the weights in their pages counts with them. It
+    is 0 where they lay in large pages before, or in a file, and where the kernel is older than the question.
+    """
     every = list({(one.data_ptr(), one.nbytes): one for one in tensors if one.device.type == "cpu"}.values())
     total = sum(one.nbytes for one in every)
     if total < LEAST_BYTES or sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "madvise"):
