@@ -515,6 +515,7 @@ struct Thread {
 
   // The same over keys and values in codes, for all new tokens of a sequence at once.
   void attend_codes(const Layer& layer, int64_t sequence, int64_t head, int64_t split) {
+    own.branch.clear();  // no row of a tree comes here; one that a thread attended before may have left its branch
     const int64_t first = tokens.starts[sequence], rows = tokens.starts[sequence + 1] - first;
     const bool windowed = layer.window;
     const coded::Layer alone = coded_layer(layer);

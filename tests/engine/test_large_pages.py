@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import random_decoder, tiny_config
 from test_fast import needs_compiler
+from test_native_steps import rounded
 
 from workbench.models import prepare
 from workbench.native import large_pages
@@ -51,6 +52,19 @@ def test_few_bytes_other_devices_and_other_systems_are_left_alone(asked, monkeyp
     assert move_to_large_pages([large]) == "" and not asked
 
 
+def test_a_weight_that_comes_twice_counts_once_and_no_page_is_asked_for_without_a_byte(asked):
+    weight = torch.zeros(LEAST_BYTES, dtype=torch.uint8)
+    assert move_to_large_pages([weight[: LEAST_BYTES // 2]] * 2) == "" and not asked
+    said = move_to_large_pages([weight, weight, torch.zeros(8)[4:4], torch.empty(0)])
+    assert said.endswith(f"MB for weights of {LEAST_BYTES / 1e6:,.0f} were moved to pages of 2 MiB")
+    assert sum(size for _, size in asked) <= LEAST_BYTES + PAGE
+
+
+def test_a_c_library_without_such_a_call_is_left_alone(asked, monkeypatch):
+    monkeypatch.setattr(large_pages.ctypes, "CDLL", lambda name: object())
+    assert move_to_large_pages([torch.zeros(LEAST_BYTES, dtype=torch.uint8)]) == "" and not asked
+
+
 def test_it_stops_when_its_time_is_up(asked, monkeypatch):
     monkeypatch.setattr(large_pages, "BUDGET_S", -1.0)
     said = move_to_large_pages([torch.zeros(LEAST_BYTES, dtype=torch.uint8)])
@@ -69,3 +83,13 @@ def test_steps_in_cpp_have_all_their_weights_moved_and_others_none(settings, mon
     moved.clear()
     prepare(model)
     assert not moved
+
+
+@needs_compiler
+@pytest.mark.parametrize("group", [32, None])
+def test_codes_are_moved_too(group, monkeypatch):
+    moved: list[torch.Tensor] = []
+    monkeypatch.setattr("workbench.models.fast.move_to_large_pages", lambda given: moved.extend(given) or "")
+    made = prepare(rounded("rtn", 8, group, True), kernels="c++")
+    assert len({one.data_ptr() for one in moved}) > len(made.forms)  # codes and scales of each
+    assert sum(one.nbytes for one in moved) <= made.step_weight_bytes

@@ -13,8 +13,10 @@ from test_native_steps import FORMS, KVS, TAKEN, batches, rounded, text, threads
 from test_parity import TOLERANCE, relative_difference
 
 from workbench.errors import WorkbenchError
+from workbench.experiments.loops import Loops
 from workbench.generation import generate
-from workbench.kv import Contiguous, Recompute, kv_for
+from workbench.instruments.costs import decode_costs
+from workbench.kv import Contiguous, Paged, Recompute, kv_for
 from workbench.models import Batch, Decoder, prepare
 from workbench.models.fast import FastDecoder
 from workbench.models.layers import RMSNorm
@@ -214,6 +216,46 @@ def test_trees_see_their_own_branch(name, kv, attended):
 
 
 @needs_compiler
+@pytest.mark.parametrize("settings", [{"kernels": "c++"}, {"native": True}], ids=str)
+@torch.inference_mode()
+def test_a_tree_over_one_cache_leaves_nothing_to_the_next_one_whose_blocks_hold_codes(settings):
+    model = random_decoder(tiny_config(vocab_size=64, head_dim=16))
+    fast, tree = prepare(model, **settings), Contiguous(model.config)
+    fast(Batch.of([text(20)], sequences=["a"]), tree)
+    fast(Batch.of([text(8)], first_positions=[20], sequences=["a"], parents=[[-1, 0, 0, 1, 1, 2, 5, 5]]), tree)
+    mine, plain = (Paged(model.config, block_size=4, format="int8") for _ in "ab")
+    for at, rows in ((0, 9), (9, 1)):
+        batch = Batch.of([text(rows, at)], first_positions=[at], sequences=["a"], logits="all")
+        assert relative_difference(fast(batch, mine), model(batch, plain)) < TOLERANCE
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", LLAMAS)
+@torch.inference_mode()
+def test_calls_and_operations_of_a_step_are_as_many_as_predicted(name, monkeypatch):
+    from workbench.kernels.cpu import floats, step
+
+    model = random_decoder(SHAPES[name])
+    fast, kv, called = looped(model), Contiguous(model.config), []
+    for kind in (step.RowNorm, step.RowGate, step.Attention, floats.FloatProduct):
+        call = kind.__call__
+        monkeypatch.setattr(
+            kind, "__call__", lambda self, *given, _call=call: called.append(type(self)) or _call(self, *given)
+        )
+    fast(Batch.of([text(9)], sequences=["a"]), kv)
+    called.clear()
+    batch = Batch.of([text(1)], first_positions=[9], sequences=["a"], logits="all")
+    with torch.autograd.profiler.profile() as recorded:
+        fast(batch, kv)
+    started = [one.name for one in recorded.function_events if one.name in ("aten::mul", "aten::index_select")]
+    embeds = 1 + (model.embedding_scale != 1)  # torch's: a row of the table, found by index_select, and its scale
+    assert len(started) == embeds
+    costs = decode_costs(model.config, batch=1, context=10, weight_bytes_per_element=4)
+    predicted = Loops("looped", torch.float32).counted(costs)
+    assert sum(one.launches for one in predicted.operations) == len(called) + embeds
+
+
+@needs_compiler
 def test_an_engine_serves_what_the_decoder_generates(attended):
     model = random_decoder(tiny_config(vocab_size=64))
     requests = [Request(index, tuple(text(3 + 5 * index, index)), 12 + index) for index in range(6)]
@@ -302,6 +344,8 @@ def test_what_does_not_go_together_is_refused():
             prepare(model, kernels="c++", linear=linear)
     with pytest.raises(WorkbenchError, match=r"c\+\+"):
         prepare(model, kernels="cpp")
+    with pytest.raises(WorkbenchError, match=r'kernels="triton".*arranged with kernels="c\+\+"'):
+        prepare(model, kernels="c++", dependent_launches=True)
     chosen = prepare(model, kernels="c++", native="auto")
     assert chosen.steps == "eager" and 'kernels="c++" was asked for' in chosen.native_reason
     assert prepare(model).kernels == "torch"

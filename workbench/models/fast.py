@@ -46,8 +46,8 @@ from workbench.models.fast_layers import (
     small_norm,
 )
 from workbench.models.graphs import check_graphs
-from workbench.models.linear import INPUTS, Linear, Matvec, linear_class, reason_of
-from workbench.models.looped import LoopedLayer, LoopedNorm, Loops
+from workbench.models.linear import INPUTS, Linear, Matvec, linear_class, reason_of, weights_as_they_lie
+from workbench.models.looped import LoopedAttention, LoopedLayer, LoopedNorm, Loops
 from workbench.models.measured_linear import MeasuredLinear, maker_by_time
 from workbench.models.measured_steps import choose, why_not_measured
 from workbench.models.native_steps import NativeSteps, why_not_model, why_not_native
@@ -279,16 +279,15 @@ class FastDecoder:
         else:
             return []
         linears = [linear for layer in layers for linear in layer.linears.values()] + [head]
-        weights = (getattr(linear, "weight", None) for linear in linears)
-        return [weight for weight in weights if isinstance(weight, torch.Tensor)]
+        return [tensor for linear in linears for tensor in weights_as_they_lie(linear)]
 
     def launch_dependents(self) -> None:
         """From here on launch our kernels as dependents in `model(batch, kv)`. Raises WorkbenchError where none are, or
         where this device cannot."""
         if not self._fused:
             raise WorkbenchError(
-                f"dependent_launches=True is for our kernels, and {self.name} is arranged with torch:"
-                f" {self.kernels_reason}"
+                f'dependent_launches=True is for our kernels on a GPU (kernels="triton"), and {self.name} is arranged'
+                f' with kernels="{self.kernels}": {self.kernels_reason}'
             )
         from workbench.kernels import launch
 
@@ -482,6 +481,8 @@ class FastDecoder:
         if self._embedding_scale != 1:
             x = x * self._embedding_scale
         x = x.to(self._wide)
+        if isinstance(kv, LoopedAttention) and kv.attends:
+            return x, (None, None)  # the loop turns q and k itself
         if self._table is None:
             assert self._position_embedding is not None, "positions are turned or embedded"
             return x + F.embedding(batch.positions, self._position_embedding), (None, None)

@@ -209,6 +209,13 @@ class SideBySide:
         return torch.cat([one(x) for one in self.linears], dim=-1)
 
 
+def weights_as_they_lie(linear: Linear) -> list[torch.Tensor]:
+    """The tensors that its product reads; [] where they lie in a form of another library, which says no address."""
+    if isinstance(linear, SideBySide):
+        return [tensor for one in linear.linears for tensor in weights_as_they_lie(one)]
+    return list(getattr(linear, "tensors", [one for one in (getattr(linear, "weight", None),) if one is not None]))
+
+
 def reason_of(linear: Linear) -> str:
     """Why a quantized linear has the form that it has; "" where that needs no words."""
     return str(getattr(linear, "reason", ""))

@@ -25,10 +25,14 @@ _COLLAPSE = 25  # MADV_COLLAPSE, linux/mman.h
 
 def move_to_large_pages(tensors: Iterable[torch.Tensor]) -> str:
     """Of what lies in memory of the CPU, for BUDGET_S seconds at most. In words, what came of it; "" where the tensors
-    are too few to gain from it, and where the system has no such call."""
-    every = [one for one in tensors if one.device.type == "cpu"]
+    are too few to gain from it, and where this is not Linux or its C library has no madvise.
+
+    What was moved is counted for the whole process, so what lies beside the weights in their pages counts with them. It
+    is 0 where they lay in large pages before, or in a file, and where the kernel is older than the question.
+    """
+    every = list({(one.data_ptr(), one.nbytes): one for one in tensors if one.device.type == "cpu"}.values())
     total = sum(one.nbytes for one in every)
-    if total < LEAST_BYTES or sys.platform != "linux":
+    if total < LEAST_BYTES or sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "madvise"):
         return ""
     before, began = in_large_pages(), time.perf_counter()
     for first, end in _runs(every):
@@ -52,6 +56,8 @@ def _runs(tensors: Iterable[torch.Tensor]) -> Iterator[tuple[int, int]]:
     """Neighbouring pages that hold any of them, first and end, at most PIECE at a time."""
     pages: set[int] = set()
     for one in tensors:
+        if one.nbytes == 0:
+            continue  # it may have an address all the same
         pages.update(range(one.data_ptr() // PAGE, -(-(one.data_ptr() + one.nbytes) // PAGE)))
     first = end = -1
     for page in sorted(pages):

@@ -47,6 +47,11 @@ class CodeKernel:
         self.instructions = instructions()
         self.weight_bytes = self._product.nbytes
 
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """What the loops read of it."""
+        return self._product.tensors
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if x.shape[0] > max_rows(x.dtype, self.inputs):
             return self.others(x)

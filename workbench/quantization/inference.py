@@ -134,6 +134,11 @@ class InferenceLinear:
             one.nbytes for one in (self.bias, self.divisor) if one is not None
         )
 
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """What loops of ours read of it where it lies; [] of other forms."""
+        return list(getattr(self.product, "tensors", ()))
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         y = self.product(x if self.divisor is None else x / self.divisor)
         return y if self.bias is None else y + self.bias
