@@ -28,10 +28,12 @@ def test_weights_stay_where_they_are_and_what_they_are():
     weight = torch.arange(LEAST_BYTES // 4 + 1000, dtype=torch.int32)
     address, before = weight.data_ptr(), large_pages.in_large_pages()
     said = move_to_large_pages([weight])
-    assert weight.data_ptr() == address and torch.equal(weight, torch.arange(len(weight), dtype=torch.int32))
     moved = large_pages.in_large_pages() - before
-    assert 0 <= moved <= weight.nbytes + 2 * PAGE
-    assert said == f"{moved / 1e6:,.0f} MB for weights of {weight.nbytes / 1e6:,.0f} were moved to pages of 2 MiB"
+    assert weight.data_ptr() == address and torch.equal(weight, torch.arange(len(weight), dtype=torch.int32))
+    assert moved <= weight.nbytes + 2 * PAGE
+    number, words = said.split(" ", 1)
+    assert words == f"MB for weights of {weight.nbytes / 1e6:,.0f} were moved to pages of 2 MiB"
+    assert abs(int(number.replace(",", "")) - moved / 1e6) < 10, "other memory of this process comes and goes"
 
 
 def test_every_page_that_holds_a_weight_is_asked_for_once_and_no_other(asked):
