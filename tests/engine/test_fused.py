@@ -322,7 +322,7 @@ def test_dependent_launches_are_refused_where_they_cannot_be():
     model = random_decoder(SHAPES["llama GQA, tied"])
     with pytest.raises(WorkbenchError, match="for CUDA devices; the model is on cpu"):
         prepare(model, kernels="triton", dependent_launches=True)
-    with pytest.raises(WorkbenchError, match="arranged with torch: as asked"):
+    with pytest.raises(WorkbenchError, match='arranged with kernels="torch": as asked'):
         prepare(model, kernels="torch", dependent_launches=True)
     with pytest.raises(WorkbenchError, match="dependent_launches must be True or False"):
         prepare(model, dependent_launches=1)
