@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import random_decoder, tiny_config
 from test_fast import SHAPES, needs_compiler
-from test_native_steps import FORMS, KVS, TAKEN, batches, rounded, text, threads  # noqa: F401
+from test_native_steps import FORMS, KVS, TAKEN, batches, closer_to_float32, rounded, text, threads  # noqa: F401
 from test_parity import TOLERANCE, relative_difference
 
 from workbench.errors import WorkbenchError
@@ -87,18 +87,9 @@ def test_a_batch_of_many_rows_attends_as_the_cache_does_and_the_next_one_goes_on
 @torch.inference_mode()
 def test_in_16_bits_they_are_closer_to_float32_than_the_decoders(name, dtype, attended):
     model = random_decoder(SHAPES[name]).to(dtype)
-    fast, wide, ids = looped(model), copy.deepcopy(model).float(), text(48)
     for make in KVS.values():
-        caches = [make(model.config, dtype=one) for one in (dtype, dtype, torch.float32)]
-        rows: list[list[torch.Tensor]] = [[], [], []]
-        for at in range(0, 48, 4):
-            batch = Batch.of([ids[at : at + 4]], first_positions=[at], sequences=["a"], logits="all")
-            for of_one, one, kv in zip(rows, (fast, model, wide), caches):
-                of_one.append(one(batch, kv).float())
-        assert all(attended)
-        got, rounded_rows, expected = map(torch.cat, rows)
-        assert relative_difference(got, expected) < relative_difference(rounded_rows, expected) < 0.1
-        assert (got - expected).square().mean() < 0.5 * (rounded_rows - expected).square().mean()
+        closer_to_float32(model, looped(model), make)
+    assert all(attended)
 
 
 @needs_compiler

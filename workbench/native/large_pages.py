@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 PAGE = 2 << 20
-LEAST_BYTES = 64 << 20  # fewer lie in the processor's cache, from which large pages gain nothing that was measured
+LEAST_BYTES = 64 << 20  # fewer may lie in the processor's cache, and gain little
 PIECE = 32  # pages that are asked for at once
 BUDGET_S = 2.0
 _COLLAPSE = 25  # MADV_COLLAPSE, linux/mman.h
